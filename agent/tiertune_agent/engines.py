@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import httpx
 
@@ -41,22 +42,16 @@ def shown(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+@dataclass
 class Engines:
     """The prefix caches of some engines."""
 
-    def __init__(
-        self,
-        urls: Iterable[str],
-        access: Access = PLAIN,
-        *,
-        clock: Clock = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """``clock`` gives monotonic seconds; ``access``: by which no token is shown, as engines have a key."""
-        self.urls = tuple(urls)
-        self._access = access
-        self._clock = clock
-        self._sleep = sleep
+    urls: Sequence[str]
+    access: Access = PLAIN
+    """By which no token is shown, as engines have a key."""
+    clock: Clock = time.monotonic
+    """Gives monotonic seconds."""
+    sleep: Callable[[float], None] = time.sleep
 
     def reset(self) -> dict[str, JsonDict]:
         """Empty each one's GPU prefix cache and staging; by address whether it acknowledged, or why not."""
@@ -65,12 +60,12 @@ class Engines:
 
     def _reset(self, url: str) -> str:
         """Why it did not reset; empty: it did."""
-        until, asked = self._clock() + PATIENCE_S, f"{url}/reset_prefix_cache?reset_external=true"
+        until, asked = self.clock() + PATIENCE_S, f"{url}/reset_prefix_cache?reset_external=true"
         try:
             key = shown()
         except InputError as error:
             return str(error)
-        with self._access.client(timeout=RESET_TIMEOUT_S, headers=key) as http:
+        with self.access.client(timeout=RESET_TIMEOUT_S, headers=key) as http:
             while True:
                 try:
                     with calling("engine"):
@@ -78,9 +73,9 @@ class Engines:
                         why = _refused(asked_whole(http, "POST", asked))
                 except CallError as error:
                     return str(error)
-                if why != BUSY or self._clock() >= until:
+                if why != BUSY or self.clock() >= until:
                     return why
-                self._sleep(AGAIN_S)
+                self.sleep(AGAIN_S)
 
 
 def _refused(answer: httpx.Response) -> str:

@@ -19,9 +19,9 @@ from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
 from tiertune_agent.policy.document import LoadedPolicy, Policy, rates
 from tiertune_agent.published import LATEST, Published
-from tiertune_agent.records import FLEET, Now, Rates, Snapshot, Target, parts
+from tiertune_agent.records import FLEET, REMOTE, Now, Rates, Snapshot, Target, parts
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
-from tiertune_agent.remote.split import REMOTE, Managed
+from tiertune_agent.remote.split import Managed
 from tiertune_agent.tuners.base import models
 
 log = logging.getLogger(__name__)

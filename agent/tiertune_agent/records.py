@@ -138,6 +138,12 @@ def sum_known(values: Iterable[float | None]) -> float | None:
     return sum(told) if (told := [value for value in values if value is not None]) else None
 
 
+def sum_of_all(values: Iterable[float | None]) -> float | None:
+    """The sum of values; None if one of them is not known."""
+    told = list(values)
+    return None if None in told else sum(filter(None, told))
+
+
 def added_up(numbers: Iterable[tuple[Kind, float]]) -> dict[Kind, float]:
     """The sum of the numbers of each kind."""
     sums: dict[Kind, float] = {}
@@ -291,6 +297,9 @@ class Target:
     def __str__(self) -> str:
         pool = f" {self.namespace[:8]}" if self.namespace else ""
         return f"{self.store} {self.tier}{pool}"
+
+
+REMOTE = Target(FLEET, "remote")
 
 
 @dataclass(frozen=True)

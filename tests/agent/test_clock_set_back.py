@@ -173,7 +173,7 @@ def test_nothing_is_dropped_by_a_clock_that_is_ahead(agents, store, clock, caplo
     agent = agents(now=mine.now)
 
     def windows():
-        return len(agent.history.measured.store_windows("host-a", clock.now() - timedelta(days=1)))
+        return len(agent.history.measured.fleet_windows(["host-a"], clock.now() - timedelta(days=1)))
 
     def passes(hours):
         mine.advance(3600 * hours)

@@ -20,10 +20,10 @@ class TestWindows:
         remember(history, *windows, dram)
         assert read("host-a", tier="remote") == windows
         assert read("host-a", tier="remote", limit=1) == windows[-1:]
-        assert dram in history.measured.store_windows("host-a", dram.start)
+        assert dram in history.measured.fleet_windows(["host-a"], dram.start)
         assert read("host-b", tier="remote") == []
         assert read("host-a", tier="remote")[0].start.tzinfo is UTC
-        assert len(history.measured.store_windows("host-a", after(seconds=15))) == 2
+        assert len(history.measured.fleet_windows(["host-a"], after(seconds=15))) == 2
 
     def test_bytes_are_whole(self, history, database, sql):
         """For those who read the tables themselves; seconds and rates are as measured."""
@@ -64,14 +64,15 @@ class TestWindows:
         history.retention.sum_up(after(days=2))
         assert history.retention.prune(after(days=2), timedelta(days=1)) == MOST_CANDIDATES + 35
         assert history.measured.windows("host-a", tier="remote") == []
-        (found,) = history.measured.candidates(["host-a", "host-b"]).values()
-        assert found == [[index, index, 100.0, 1.0] for index in range(5, MOST_CANDIDATES + 5)]
+        last = range(5, MOST_CANDIDATES + 5)
+        assert history.store("host-a").candidates == [[index, index, 100.0, 1.0] for index in last]
+        assert history.measured.typical(["host-a", "host-b"]).keys() == {"host-a"}
 
     def test_hits_in_dram_leave_the_last_candidates_of_the_remote(self, history):
         """While fetching is off only faster tiers have candidates: however many, they displace nothing."""
         remember(history, *(remote_window(i, requests=1, recompute=1.0) for i in range(5)))
         remember(history, *(replace(remote_window(i, requests=1, recompute=1.0), tier="dram") for i in range(5, 90)))
-        assert history.measured.candidates(["host-a"]) == {"host-a": [[1.0, 1.0, 0.0, 1.0]] * 5}
+        assert history.store("host-a").candidates == [[1.0, 1.0, 0.0, 1.0]] * 5
 
     def test_a_store_is_one_row(self, history):
         """Seen again, a store's row is renewed; when it was first seen stays."""

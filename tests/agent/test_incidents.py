@@ -375,7 +375,7 @@ def test_windows_that_could_not_be_read_are_read_again(agent, clock, rounds, mon
     rounds(2)
     seen = SeenWindows(agent.history, clock.now)
     with monkeypatch.context() as patch:
-        patch.setattr(agent.history.measured, "store_windows", Mock(side_effect=DatabaseError("gone")))
+        patch.setattr(agent.history.measured, "fleet_windows", Mock(side_effect=DatabaseError("gone")))
         with pytest.raises(DatabaseError):
             seen.heard([], ["host-a"])
     assert total(seen.heard([], ["host-a"])["host-a"], "prompt_tokens_total")

@@ -279,7 +279,7 @@ def test_windows_before_a_change_are_kept_until_it_is_judged(agents, clock, stor
 
     def left():  # the last ones in which requests found something in the remote stay for ever
         agent.prune()
-        return [one for one in agent.history.measured.store_windows("host-a", began - HOUR) if one.tier != "remote"]
+        return [one for one in agent.history.measured.fleet_windows(["host-a"], began - HOUR) if one.tier != "remote"]
 
     assert left()
     agent.history.decisions.judge(soaking, State.KEPT, "better", {}, clock.now())

@@ -197,7 +197,7 @@ class TestSumsOfStores:
         for _ in range(2):  # the first look finds nothing later than what it knows, and forgets that
             rounds(1)
             seen = looks.seen()
-        told = agent.history.measured.store_windows("host-a", seen.since, seen.now)
+        told = agent.history.measured.fleet_windows(["host-a"], seen.since, seen.now)
         steps = seen.stores["host-a"].steps
         assert [step.start for step in steps] == sorted({window.start for window in told})
         assert len(steps) > 3

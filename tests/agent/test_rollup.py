@@ -288,7 +288,7 @@ def test_a_store_that_came_while_the_clock_was_ahead_is_folded_all_the_same(hist
     ("ask", "index"),
     [
         (told, "windows_by_tier"),
-        (lambda history: history.measured.store_windows("host-a", START), "windows_by_store"),
+        (lambda history: history.measured.fleet_windows(["host-a"], START), "windows_by_store"),
         (lambda history: history.measured.prospects("", START), "prospects_by_time"),
         (lambda history: history.measured.prospects(DIGEST, START), "prospects_by_time"),
         (lambda history: history.changed.standing(START, ["host-a"]), "ix_verdicts_decision"),

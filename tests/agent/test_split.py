@@ -13,8 +13,8 @@ from tiertune_agent.changes.round import Round
 from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field
 from tiertune_agent.policy.budgets import budgeted
 from tiertune_agent.policy.document import Policy
-from tiertune_agent.records import FLEET, Snapshot, Target
-from tiertune_agent.remote.split import REMOTE, SPLIT, Managed
+from tiertune_agent.records import FLEET, REMOTE, Snapshot, Target
+from tiertune_agent.remote.split import SPLIT, Managed
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
 from tiertune_agent.tuners.remote_policy import RemotePolicy
 from tiertune_agent.tuners.tier_size import candidates

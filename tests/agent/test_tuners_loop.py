@@ -1,6 +1,7 @@
 """Tuners within the agent's loop: what they read of history, and what becomes of their wishes."""
 
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 
@@ -8,6 +9,7 @@ from agent.agents import POLICY, answer, pass_windows
 from agent.fakes import DIGEST, SLOW, START, costs, fetch
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.fields import replaced
+from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.records import Prospect, State
 
 pytestmark = pytest.mark.slow
@@ -40,6 +42,18 @@ def test_ghosts_of_a_few_requests_change_no_pool(agent, store, rounds, policy_fi
         rounds(1)
     assert agent.history.decisions.find() == []
     assert answer(agent, "eviction")["reason"].startswith("too little evidence: 50 requests, the guard asks for 500")
+
+
+def test_tuners_whose_answers_were_lost_are_asked_again(agent, clock, monkeypatch):
+    """The database was away when they were to be written: nobody waits a period for what nobody can read."""
+    agent.leader.leads()
+    with monkeypatch.context() as patch:
+        patch.setattr(agent.history.answers, "remember", Mock(side_effect=DatabaseError("gone")))
+        with pytest.raises(DatabaseError):
+            agent.loop.run_once()
+    clock.advance(15)
+    agent.loop.run_once()
+    assert {"remote_fetch", "tier_size", "eviction"} <= {one["tuner"] for one in agent.history.answers.newest()}
 
 
 @pytest.mark.parametrize(("bandwidth", "ends"), [(1e9, "on"), (1e8, "off")])

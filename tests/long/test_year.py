@@ -110,7 +110,7 @@ def test_what_the_page_and_the_api_ask_takes_less_than_200_ms(filled):
         "decisions": lambda: views.decisions(None, 200),
         "decision": lambda: views.decision(9),
         "ledger of a day": lambda: views.ledger(24),
-        "windows of a store": lambda: history.measured.store_windows("host-07", NOW - timedelta(minutes=15)),
+        "windows of a store": lambda: history.measured.fleet_windows(["host-07"], NOW - timedelta(minutes=15)),
         "policies": views.policies,
         "incidents": views.incidents,
         "audit": lambda: views.audit(100),

@@ -318,5 +318,5 @@ def test_what_requests_found_in_the_remote_is_read_out_of_old_windows(bare):  # 
     engine.dispose()
     history = History(open_current(bare))
     told = [[number, number - 1, 64, 2] for number in range(6, 26)]
-    assert history.measured.candidates(["host-a"]) == {"host-a": told}
+    assert history.store("host-a").candidates == told
     history.close()

@@ -41,6 +41,7 @@ from tiertune_agent.records import (
     FLEET,
     JUDGED,
     OBSERVED,
+    REMOTE,
     Decision,
     Rates,
     Snapshot,
@@ -50,7 +51,7 @@ from tiertune_agent.records import (
     ended,
     parts,
 )
-from tiertune_agent.remote.split import REMOTE, Managed
+from tiertune_agent.remote.split import Managed
 from tiertune_agent.terminal.progress import Step, bar, unseen
 from tiertune_agent.tuners.tier_size import horizon_s
 from tiertune_connector.units import format_duration
@@ -99,7 +100,7 @@ def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
     stores = [store for store in history.stores() if not store.status.get(OBSERVED)]  # observed ones are not tuned
     until = max((store.last_seen for store in stores), default=NEVER)
     since = until - timedelta(seconds=last_s)
-    windows = [window for store in stores for window in history.measured.store_windows(store.name, since)]
+    windows = [window for store in stores for window in history.measured.fleet_windows([store.name], since)]
     if not windows:
         raise BacktestError(f"the history holds no window of the last {format_duration(last_s)}")
     remote = history.store(FLEET)

@@ -33,25 +33,18 @@ class Tuned(Protocol):
         """Change it if it still has the expected version. Returns the answer, whatever it is."""
 
 
+@dataclass
 class Actuator:
     """Uses the stores' HTTP interface, with the version that the decision rests on and its idempotency key.
 
     Parts of a split are made one after another, each once the one before is known to be made.
     """
 
-    def __init__(
-        self,
-        client_of: Callable[[str], Tuned | None],
-        unknown: Callable[[], Sequence[str]],
-        fence: Callable[[], None],
-    ) -> None:
-        """``unknown``: names not resolved to stores yet.
-
-        ``fence`` is called before each change, and may raise: the agent may have been paused since, and another lead.
-        """
-        self._client_of = client_of
-        self._unknown = unknown
-        self._fence = fence
+    client_of: Callable[[str], Tuned | None]
+    unknown: Callable[[], Sequence[str]]
+    """Names not resolved to stores yet."""
+    fence: Callable[[], None]
+    """Is called before each change, and may raise: the agent may have been paused since, and another lead."""
 
     def apply(self, decision: Decision, *, late: str = "") -> ChangeResult:
         """Make the change, unless an earlier attempt did. ``late``: why it is too late to make it; empty: it is not."""
@@ -82,9 +75,9 @@ class Actuator:
         return ChangeResult(State.ROLLED_BACK, f"but not {'; '.join(stuck)}")
 
     def _told(self, decision: Decision, state: State, late: str) -> ChangeResult:
-        client = self._client_of(decision.target.store)
+        client = self.client_of(decision.target.store)
         if client is None:
-            if unknown := ", ".join(self._unknown()):
+            if unknown := ", ".join(self.unknown()):
                 return ChangeResult(State.APPROVED, f"where the store is is not known yet: {unknown} is not resolved")
             return ChangeResult(State.EXPIRED, "the store is not among those that the agent knows")
         try:
@@ -115,7 +108,7 @@ class Actuator:
         making, wanted, key = state == State.APPLIED, decision.after, decision.key
         if not making:
             wanted, key = decision.before, (decision.undo or {}).get("key", f"{key}-undo")
-        self._fence()
+        self.fence()
         answer = client.put_tuning(replaced(tuning, decision.field, wanted), expected=tuning["version"], key=key)
         stale = answer.status_code == httpx.codes.PRECONDITION_FAILED
         if stale and making and decision.expected_version is not None:

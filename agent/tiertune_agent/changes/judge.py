@@ -67,8 +67,8 @@ class Judge:
 
     def _begun_anew(self, decision: Decision) -> bool:
         """Begin a soak again that began at an hour that lies ahead: nobody knows how much of it is over."""
-        now, began, until = self._now(), decision.applied_at, decision.soak_until
-        if began is None or until is None or began <= now:
+        now, began, until = self._now(), decision.made_at, decision.soak_until
+        if until is None or began <= now:
             return False
         self._decisions.move(decision, State.SOAKING, now=now, applied_at=now, soak_until=now + (until - began))
         return True
@@ -91,11 +91,10 @@ class Judge:
 
     def _begin(self, decision: Decision, this: Round) -> None:
         if not measure(decision):
-            verdict = unweighed(decision)
-            self._decisions.judge(decision, verdict.state, verdict.reason, {}, self._now())
+            self._end(decision, unweighed(decision), this)
             return
         seconds = soak_seconds(this.rule(decision.target).guard.soak, self._fill_s(decision, this))
-        until = (decision.applied_at or self._now()) + timedelta(seconds=seconds)
+        until = decision.made_at + timedelta(seconds=seconds)
         self._decisions.move(decision, State.SOAKING, now=self._now(), soak_until=until)
 
     def _fill_s(self, decision: Decision, this: Round) -> float | None:
@@ -112,7 +111,7 @@ class Judge:
     def _store_fill_s(self, snapshot: Snapshot, target: Target, capacity: float) -> float | None:
         windows = [
             window
-            for window in self._history.measured.store_windows(snapshot.store, self._now() - HOUR, self._now())
+            for window in self._history.measured.fleet_windows([snapshot.store], self._now() - HOUR, self._now())
             if window.tier == target.tier and target.namespace in ("", window.namespace)
         ]
         chunk_bytes = {digest: float(pool.get("chunk_bytes") or 0) for digest, pool in pools(snapshot.status).items()}
@@ -152,7 +151,7 @@ class Judge:
         if not measure(decision):  # it began to soak under another version, which had something to weigh it by
             return unweighed(decision)
         now, until = self._now(), decision.soak_until or self._now()
-        snapshot, began = this.snapshot_of(decision.target), decision.applied_at or until
+        snapshot, began = this.snapshot_of(decision.target), decision.made_at
         if now < until or (snapshot and snapshot.at <= began):  # not even read since the change
             return None
         if snapshot is None:
@@ -194,13 +193,12 @@ class Judge:
             return size_trial(told, *shapes(decision), rates=prices, hosts=this.hosts(target, snapshot))
         if kind == "admission":  # the later half of the time since, full of the new setting's writes, and one before
             half = (self._now() - since) / FILLS
-            windows = measured.store_windows(target.store, since - half, self._now())
+            windows = measured.fleet_windows([target.store], since - half, self._now())
             prices, filled_at = rates(this.rule(target).prices), since + half
             return admission_trial(windows, target.tier, prices, changed_at=since, filled_at=filled_at)
         if kind == "fetch":
             windows = measured.windows_since(target.store, *spell, tier=target.tier)
-            candidates = measured.candidates([target.store]).get(target.store, ())
-            return fetch_trial(after, windows, remote_fetch.typical_candidate(candidates))
+            return fetch_trial(after, windows, measured.typical([target.store]).get(target.store))
         if kind == "floor":
             return floor_trial(before, after, measured.windows_since(target.store, *spell, tier=target.tier))
         windows = measured.pool_windows(target.store, *spell, tier=target.tier, namespace=target.namespace)

@@ -1,11 +1,11 @@
 """Commands of operators: freeze, bypass, flush. Every command leaves an audit row."""
 
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Condition, Lock
-from typing import Any
+from typing import NamedTuple
 
 from tiertune_agent.changes.control import Refused, Unknown
 from tiertune_agent.collector.stores import TIMEOUT_S, Collector
@@ -27,6 +27,14 @@ class Caller:
 
     who: str
     source: str
+
+
+class Due(NamedTuple):
+    """A bypass, on or off, that a store has not acknowledged."""
+
+    name: str
+    url: str
+    on: bool
 
 
 class Operators:
@@ -94,34 +102,34 @@ class Operators:
                 outcomes |= self._delivered(due)
             finally:
                 with self._delivering:
-                    self._under_way.difference_update(url for _, url, _ in due)
+                    self._under_way.difference_update(one.url for one in due)
                     self._delivering.notify_all()
         return outcomes
 
-    def _taken(self, names: Container[str] | None, done: Container[str]) -> list[tuple[str, str, bool]]:
+    def _taken(self, names: Container[str] | None, done: Container[str]) -> list[Due]:
         """What is undelivered and not ``done``, of stores to which no other delivery is under way; they are this one's.
 
         If there are only others, wait for one of them.
         """
         with self._delivering:
             while True:
-                wished = [one for one in self._undelivered() if one[0] not in done]
-                due = [one for one in wished if names is None or one[0] in names]
-                if free := [one for one in due if one[1] not in self._under_way]:
-                    self._under_way.update(url for _, url, _ in free)
+                wished = [one for one in self._undelivered() if one.name not in done]
+                due = [one for one in wished if names is None or one.name in names]
+                if free := [one for one in due if one.url not in self._under_way]:
+                    self._under_way.update(one.url for one in free)
                 if free or not due:
                     return free
                 self._delivering.wait()
 
-    def _delivered(self, due: Sequence[tuple[str, str, bool]]) -> dict[str, str]:
+    def _delivered(self, due: Sequence[Due]) -> dict[str, str]:
         self._history.fence()  # what was read may be outdated: another agent may have sent another since
-        told = self._told_at_once([(url, "/v1/bypass", {"on": on}) for _, url, on in due])
-        outcomes = [outcome for outcome, _ in told]
-        self._history.acknowledge_bypass(one for one, said in zip(due, outcomes, strict=True) if said == "ok")
-        return {name: said for (name, *_), said in zip(due, outcomes, strict=True)}
+        told = at_once(lambda one: self._told(one.url, "/v1/bypass", {"on": one.on}), due)
+        outcomes = {one: outcome for one, (outcome, _) in zip(due, told, strict=True)}
+        self._history.acknowledge_bypass(one for one, outcome in outcomes.items() if outcome == "ok")
+        return {one.name: outcome for one, outcome in outcomes.items()}
 
-    def _undelivered(self) -> list[tuple[str, str, bool]]:
-        """Name and address of each store that has not acknowledged its bypass, and whether it is on.
+    def _undelivered(self) -> list[Due]:
+        """What stores have not acknowledged yet.
 
         If what was wished of the store and of whoever answers at its address differ, nobody knows which came later: on.
         """
@@ -130,7 +138,7 @@ class Operators:
             with self._wishing:
                 differing = {name: url for name, url, wishes in self._wished() if len(wishes) > 1}
                 self._history.wish_bypass(differing, on=True)
-        return [(name, url, True in wishes) for name, url, wishes in found if wishes]
+        return [Due(name, url, True in wishes) for name, url, wishes in found if wishes]
 
     def _wished(self) -> list[tuple[str, str, set[bool | None]]]:
         """Name and address of each store, and what was wished of it and of its address."""
@@ -153,7 +161,7 @@ class Operators:
         # computes in between may load a chunk and store it again after the stores' flush, unless they are bypassed.
         reset = self._engines.reset() if engines else {}
         fleet = self._fleet(self._history.stores())
-        told = self._told_at_once([(url, "/v1/flush", which, FLUSH_TIMEOUT_S) for url in fleet.values()])
+        told = at_once(lambda url: self._told(url, "/v1/flush", which, FLUSH_TIMEOUT_S), fleet.values())
         acknowledged = {name: _flushed(*answer) for name, answer in zip(fleet, told, strict=True)}
         complete = all(ack["ok"] for ack in (*acknowledged.values(), *reset.values()))
         known = not acknowledged or any(ack["reason"] == "ok" for ack in acknowledged.values())
@@ -178,10 +186,6 @@ class Operators:
         if store is not None and not named:
             raise Unknown(f"no store is called {store}; known are {', '.join(fleet) or 'none'}")
         return named
-
-    def _told_at_once(self, commands: Collection[tuple[Any, ...]]) -> list[tuple[str, JsonDict]]:
-        """``_told`` for each command, at once: a store that does not answer holds up no other."""
-        return at_once(lambda command: self._told(*command), commands)
 
     def _told(self, url: str, path: str, body: Json, timeout_s: float = TIMEOUT_S) -> tuple[str, JsonDict]:
         """Send one command. Returns ``ok`` or why not, and the store's answer, with its remark as ``message``."""

@@ -53,8 +53,9 @@ class Question:
         """The guard's rules for this tuner and target."""
         if self._of_fleet is not None:
             return self._of_fleet.rules(self.target)
+        elsewhere = self.this.elsewhere(self.target, mode_of(self._rule, self.tuner.name))
         own = self.this.own(self.target)
-        return rules_for(self._rule, self.tuner.name, self.target.tier, elsewhere=self._elsewhere, own=own)
+        return rules_for(self._rule, self.tuner.name, self.target.tier, elsewhere=elsewhere, own=own)
 
     def _shared(self, shared: Managed) -> Answer:
         """The answer on the remote's size, or on the split of one budget."""
@@ -95,10 +96,6 @@ class Question:
     @cached_property
     def _rule(self) -> Rule:
         return self.this.rule(self.target)
-
-    @cached_property
-    def _elsewhere(self) -> dict[str, int]:
-        return self.this.elsewhere(self.target, mode_of(self._rule, self.tuner.name))
 
     @cached_property
     def _last(self) -> Made | None:
@@ -150,7 +147,7 @@ class Question:
         now, watched = self.now(), self.survey.watched(self.target)
         return Recent(
             now=now,
-            frozen=(self.frozen() or frozen_by(self._rule, now)) if self.rules.mode == "auto" else "",
+            frozen=self.frozen() or frozen_by(self._rule, now),
             soaking=f"decision {watched.id} ({watched.field})" if watched else "",
             last=self._last,
             undone=self.survey.undone(self.target),

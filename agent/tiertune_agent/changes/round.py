@@ -11,8 +11,8 @@ from typing import get_args
 from tiertune_agent.fields import in_force
 from tiertune_agent.policy.budgets import Budgeted, Capacities
 from tiertune_agent.policy.document import Policy, Rule, frozen_by, mode_of, rules_for
-from tiertune_agent.records import FLEET, Decision, Snapshot, State, Target, parts
-from tiertune_agent.remote.split import REMOTE, SPLIT, Managed, host
+from tiertune_agent.records import FLEET, REMOTE, Decision, Snapshot, State, Target, parts
+from tiertune_agent.remote.split import SPLIT, Managed, host
 from tiertune_agent.tuners.base import Answer, Mode, served
 from tiertune_agent.tuners.tier_size import TierSize
 from tiertune_agent.whatif.shapes import remote_bytes
@@ -56,7 +56,7 @@ class Round:
     @cached_property
     def remote_bytes(self) -> int:
         """Capacity of the remote tier."""
-        return (self.shared.capacity or 0) if self.shared else remote_bytes(self.fleet)
+        return self.shared.capacity if self.shared else remote_bytes(self.fleet)
 
     def hosts(self, target: Target, snapshot: Snapshot) -> int:
         """Number of stores that a target's sizes are simulated for: of a store, those that serve any namespace of its.
@@ -78,7 +78,7 @@ class Round:
 
         On recommend as if what may be approved was, too; on observe as if all was that is wished.
         """
-        remote = {"remote": self.shared.capacity or 0} if self.shared else {}
+        remote = {"remote": self.shared.capacity} if self.shared else {}
         return {**remote, **self._capacities[mode].elsewhere(target)}
 
     def own(self, target: Target) -> int:
@@ -173,7 +173,7 @@ class Round:
         """Bytes that a tier may have: those it has, or more if the policy allows more."""
         shared = self.shared
         if target == REMOTE:
-            own, rules = (shared.capacity or 0, shared.rules(target)) if shared else (0, None)
+            own, rules = (shared.capacity, shared.rules(target)) if shared else (0, None)
         else:
             own, elsewhere = self.own(target), self.elsewhere(target)
             rules = rules_for(self._rule_of_part(target), TierSize.name, target.tier, elsewhere=elsewhere, own=own)

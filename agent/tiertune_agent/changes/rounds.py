@@ -13,8 +13,8 @@ from tiertune_agent.history.changed import Place, place
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import made
-from tiertune_agent.records import Now, Snapshot, State, Target
-from tiertune_agent.remote.split import REMOTE, SPLIT
+from tiertune_agent.records import REMOTE, Now, Snapshot, State, Target
+from tiertune_agent.remote.split import SPLIT
 from tiertune_agent.tuners.base import NoChange, Proposal, Tuner
 from tiertune_agent.tuners.registry import OF_REMOTE, OF_SOURCES, OF_STORES
 from tiertune_agent.tuners.tier_size import TierSize
@@ -39,8 +39,8 @@ class Rounds:
         self._now = now
         self._timer = timer
         self._half = timedelta(seconds=window_s / 2)
-        self._asked: dict[Place, tuple[datetime | None, datetime]] = {}
-        """When each was asked (None: its answer was lost), and when it is due again."""
+        self._asked: dict[Place, tuple[datetime, datetime]] = {}
+        """When each was asked, and when it is due again; without those whose answer was lost."""
         self._led: tuple[datetime, datetime] | None = None
         """When the first and the last of the rounds began that no hour lies between."""
         self._windows = TierWindows(history)
@@ -114,34 +114,33 @@ class Rounds:
         )
 
     def _due(self, tuner: Tuner, target: Target) -> bool:
-        now, (last, _) = self._now(), self._asked.get(place(tuner.name, target), (None, None))
+        now, at = self._now(), place(tuner.name, target)
         waits = timedelta(seconds=tuner.settings.look_s) - self._half
-        if last is not None and now < last + waits:
+        if at in self._asked and now < self._asked[at][0] + waits:
             return False
-        self._asked[place(tuner.name, target)] = now, now + waits
+        self._asked[at] = now, now + waits
         return True
 
     @contextmanager
     def _asking(self, those: Iterable[Snapshot]) -> Iterator[tuple[Survey, Answered]]:
         """Readings of these, and answers, which are written at the end; if they cannot be, tuners are asked again."""
-        now = self._now()
+        now, asked = self._now(), self._asked.copy()
         survey = Survey(self._history, now, self._windows, {one.store for one in those})
         answers = Answered(self._history, now)
         try:
             try:
                 yield survey, answers
             finally:
-                answers.write()
+                self._history.answers.remember(answers.told, now)
         except DatabaseError:
-            self._asked |= dict.fromkeys(answers.asked, (None, self._now()))
+            self._asked = asked
             raise
 
     def _taken(self, question: Question, answers: Answered) -> bool:
         """Ask, and take what is wished. Returns whether the store was, or may have been, changed."""
         tuner, target, this = question.tuner.name, question.target, question.this
-        answers.asked.append(place(tuner, target))
         answer = question.answer()
-        answers.answered(tuner, target, answer)
+        answers.told.append((tuner, target, answer))
         if not isinstance(answer, Proposal):
             answers.withdraw(tuner, target, answer.reason, answer.refused)
             return False

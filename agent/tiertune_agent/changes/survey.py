@@ -27,7 +27,6 @@ from tiertune_agent.records import (
     parts,
 )
 from tiertune_agent.tuners.base import MOST_OF_TIER, Answer, TypicalCandidate, served
-from tiertune_agent.tuners.remote_fetch import typical_candidate
 
 HOUR = timedelta(hours=1)
 MEMORY = timedelta(days=30)
@@ -98,7 +97,7 @@ class Survey:
     def store_windows(self, store: str, back: timedelta) -> list[Window]:
         """Windows of one store; kept until another store's are asked for."""
         if self._store[:2] != (store, back):
-            windows = self._history.measured.store_windows(store, self._now - back, self._now)
+            windows = self._history.measured.fleet_windows([store], self._now - back, self._now)
             self._store = store, back, windows
         return self._store[2]
 
@@ -115,7 +114,7 @@ class Survey:
 
     def typical(self, target: Target) -> TypicalCandidate | None:
         """What a typical candidate of the tier was when there last were any."""
-        return typical_candidate(self._history.measured.candidates([target.store]).get(target.store, ()))
+        return self._history.measured.typical([target.store]).get(target.store)
 
     @cached_property
     def _undone(self) -> Mapping[Where, Sequence[Made]]:
@@ -139,12 +138,8 @@ class Answered:
         self.proposed = history.decisions.in_state(State.PROPOSED)
         """What was proposed before, and is open still."""
         self._open = grouped(self.proposed, lambda one: place(one.tuner, one.target))
-        self.asked: list[Place] = []
-        """Tuners and targets that were asked."""
-        self._answers: list[tuple[str, Target, Answer]] = []
-
-    def answered(self, tuner: str, target: Target, answer: Answer) -> None:
-        self._answers.append((tuner, target, answer))
+        self.told: list[tuple[str, Target, Answer]] = []
+        """What each tuner answered about a target."""
 
     def withdraw(self, tuner: str, target: Target, why: str, field: str = "") -> None:
         """Expire what the tuner proposed and no longer wishes, of one field (empty: of all)."""
@@ -157,10 +152,6 @@ class Answered:
         for at, found in self._open.items():
             for decision in found if at not in asked else ():
                 self._history.decisions.expire(decision, "it has not been looked at for an hour", now=self._now)
-
-    def write(self) -> None:
-        """Write the answers to history."""
-        self._history.answers.remember(self._answers, self._now)
 
 
 class TierWindows:

@@ -64,9 +64,9 @@ def parse(document: Json) -> Reading:
     return Reading(store, str(document["boot_id"]), float(time_s), rows)
 
 
-def _value(name: str, cells: list[Any], shape: str) -> Value:
+def _value(name: str, cells: list[Any], most: float) -> Value:
     if len(cells) == 1:
-        check(cells[0], shape, name)
+        check(cells[0], most, name)
         return float(cells[0])
     buckets, total, count = cells
     for told in (*buckets, total, count):
@@ -89,10 +89,7 @@ def windows(
     places: dict[Place, dict[str, Value]] = {}
     marks: dict[str, Value] = {OBSERVED: 1.0} if still else {}
     stages: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for name, labels, value in _moved(known, after.rows, still):
-        fastest = FASTEST**2 if SQUARED in labels else FASTEST
-        if not isinstance(value, Histogram) and value > fastest * max(1.0, seconds) and not is_gauge(name):
-            raise Leapt(f"{name} grew by {value:.3g} in {seconds:.3g} s")
+    for name, labels, value in _moved(known, after.rows, seconds, still):
         if name.startswith(("stage_", "gpu_")) and not isinstance(value, Histogram):
             of = dict(labels)
             place = of.get("stage", ""), of.get("phase", ""), of.get("gpu", "")
@@ -119,8 +116,11 @@ def _placed(name: str, labels: Labels) -> tuple[Place, str]:
     return place, series(name, ((label, text) for label, text in labels if label not in ("namespace", "model", "tier")))
 
 
-def _moved(before: Rows, after: Rows, still: bool) -> Iterator[tuple[str, Labels, Value]]:
-    """Gauges as they are; the growth of counters and histograms, if they grew or ``still`` ones count too."""
+def _moved(before: Rows, after: Rows, seconds: float, still: bool) -> Iterator[tuple[str, Labels, Value]]:
+    """Gauges as they are; the growth of counters and histograms, if they grew or ``still`` ones count too.
+
+    Raises Leapt if a counter grew by more than is possible in so many seconds.
+    """
     for (name, labels), value in after.items():
         earlier = before.get((name, labels))
         if is_gauge(name):
@@ -134,6 +134,9 @@ def _moved(before: Rows, after: Rows, still: bool) -> Iterator[tuple[str, Labels
         else:
             old = earlier if isinstance(earlier, float) else 0.0
             grown_by = value - old if value >= old else value  # a counter that fell was reset
+            fastest = FASTEST**2 if SQUARED in labels else FASTEST
+            if grown_by > fastest * max(1.0, seconds):
+                raise Leapt(f"{name} grew by {grown_by:.3g} in {seconds:.3g} s")
             if grown_by or still:
                 yield name, labels, grown_by
 

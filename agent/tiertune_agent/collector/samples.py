@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -12,7 +12,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tiertune_agent.collector.schema import MOST
-from tiertune_agent.collector.stores import StoreHttp
+from tiertune_agent.collector.stores import ClientOf, StoreHttp
 from tiertune_agent.network import at_once
 from tiertune_connector.documents import FieldError
 from tiertune_connector.units import Clock
@@ -86,8 +86,8 @@ class Answer:
 class SampleReader:
     """Reads samples; keeps for each store where to go on."""
 
-    def __init__(self, client: Callable[[str], StoreHttp | None], clock: Clock = time.monotonic) -> None:
-        """``client`` returns the client of a store by its address, ``clock`` monotonic seconds."""
+    def __init__(self, client: ClientOf, clock: Clock = time.monotonic) -> None:
+        """``clock`` gives monotonic seconds."""
         self.missed = 0
         """Samples of all stores that were dropped for lack of room before they were read."""
         self._client = client

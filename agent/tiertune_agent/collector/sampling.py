@@ -1,7 +1,7 @@
 """One seed, rate and hot set for all stores of a fleet: derived from what they report, and handed out to them."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,7 +12,7 @@ from operator import attrgetter
 import httpx
 
 from tiertune_agent.collector.samples import Answer
-from tiertune_agent.collector.stores import StoreHttp
+from tiertune_agent.collector.stores import ClientOf
 from tiertune_agent.fields import JsonDict
 from tiertune_agent.network import at_once
 
@@ -45,15 +45,13 @@ class FleetSampling:
     version: int
 
     def document(self) -> JsonDict:
-        hot = [key.hex() for key in self.hot]
-        return {"seed": self.seed, "rate": self.rate, "hot": hot, "version": self.version}
+        return {**vars(self), "hot": [key.hex() for key in self.hot]}
 
 
 class Handout:
     """Decides how the fleet samples, and instructs every store that samples otherwise."""
 
-    def __init__(self, client: Callable[[str], StoreHttp | None]) -> None:
-        """``client`` returns the client of a store by its address."""
+    def __init__(self, client: ClientOf) -> None:
         self.current: FleetSampling | None = None
         """None: nothing was handed out yet."""
         self._client = client

@@ -7,11 +7,10 @@ LEVELS = 100
 """Most levels of a document; far fewer are in any of a store's."""
 EACH = "*"
 """Of a mapping whose keys are names."""
-NUMBER = "a number"
-"""Of anything that a store sizes, counts or measures: finite, not below 0, and below MOST."""
-MOST = 2.0**60
-SQUARE = "a square"
-"""Of what adds up squares of numbers."""
+NUMBER = MOST = 2.0**60
+"""Of anything that a store sizes, counts or measures: not below 0, and below this."""
+SQUARE = MOST**2
+"""The same of what adds up squares of numbers."""
 ELSEWHERE = "looked at one by one"
 """Of what may be left out in part."""
 UNREAD = "anything"
@@ -53,9 +52,8 @@ def check(told: Any, shape: Any, place: str, levels: int = LEVELS) -> None:  # n
     """
     if not levels and isinstance(told, dict | list):
         raise ValueError(f"it is nested over {LEVELS} levels deep")
-    if shape in (NUMBER, SQUARE):
-        most = MOST if shape == NUMBER else MOST**2
-        fits = isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told < most
+    if isinstance(shape, float):
+        fits = isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told < shape
     elif shape == UNREAD:
         fits = not isinstance(told, float) or isfinite(told)
     else:

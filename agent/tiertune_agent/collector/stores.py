@@ -1,7 +1,7 @@
 """Reads the stores. One that does not answer, or answers nonsense, becomes a value, never an exception."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 from typing import Any
 from urllib.parse import urlsplit
@@ -89,6 +89,10 @@ class StoreHttp:
         self._http.close()
 
 
+ClientOf = Callable[[str], StoreHttp | None]
+"""Gives the client of a store by its address; None: it is not one of the fleet's."""
+
+
 @dataclass
 class _Met:
     """What is kept of a store."""
@@ -103,18 +107,12 @@ class _Met:
 class Collector:
     """Reads all stores at once; keeps the last reading of each, to take the difference to the next."""
 
-    def __init__(
-        self,
-        roster: Roster,
-        now: Now,
-        steady_s: Clock,
-        access: Access,
-    ) -> None:
+    def __init__(self, roster: Roster, now: Now, steady_s: Clock, access: Access) -> None:
         """``steady_s`` counts seconds by a clock that nobody sets."""
         self.roster = roster
         self._now = now
         self._steady_s = steady_s
-        self._made = partial(StoreHttp, access=access)
+        self._access = access
         self._met: dict[str, _Met] = {}
         """By address; always replaced as a whole, as others may read it at any time."""
         self.addresses: dict[str, str] = {}
@@ -172,7 +170,7 @@ class Collector:
         The client of a store that left is not closed: a command may be under way, and keeps it until it has ended.
         """
         stores = self.roster.stores
-        self._met = {url: self._met.get(url) or _Met(self._made(url)) for url in stores}
+        self._met = {url: self._met.get(url) or _Met(StoreHttp(url, self._access)) for url in stores}
         self.addresses = {url: store.name or urlsplit(url).netloc for url, store in stores.items()}
 
     def _ask(self, url: str) -> Heard:

@@ -1,24 +1,27 @@
-"""Change control in SQL: moves decisions from state to state, and with that what stores should have."""
+"""Change control in SQL: decisions, which move from state to state, with what stores should have; their verdicts."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import ColumnExpressionArgument, select, update
 from sqlalchemy.orm import Session
 
-from tiertune_agent.fields import in_force, replaced
+from tiertune_agent.fields import JsonDict, in_force, replaced
 from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, StoreRow, VerdictRow
-from tiertune_agent.history.rows import decision_of, decision_row, verdict_row
+from tiertune_agent.history.rows import decision_of, decision_row
 from tiertune_agent.history.sessions import OfHistory, Sessions, altered
-from tiertune_agent.records import CHANGED, STANDING, Decision, State, Target, cut, parts
+from tiertune_agent.records import CHANGED, JUDGED, STANDING, Decision, State, Target, cut, grouped, parts
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.remote_fetch import FIELD
+from tiertune_agent.verdicts.verdict import Verdict
 
 MOST_MOVED = 10_000
 """More decisions than the largest fleet moves in a day."""
 
+_FOUND = ("at", "verdict", "reason", "evidence")
 _SWITCH = ("store", "before", "after", "state", "applied_at", "updated_at")
 
 
@@ -63,17 +66,15 @@ class Decisions(OfHistory):
                 ended = {"state": State.EXPIRED, "reason": why, "updated_at": now}
                 if not _changed(session, before, told if same else ended):
                     return None
-            if before and same:
-                decision = replace(before, **told)
-            else:
-                row = decision_row(tuner, target, proposal, told)
-                session.add(row)
-                session.flush()
-                decision = decision_of(row)
-        if before and not same:
+                if same:
+                    return replace(before, **told)
+            row = decision_row(tuner, target, proposal, told)
+            session.add(row)
+            session.flush()
+            decision = decision_of(row)
+        if before:
             self.observer(replace(before, state=State.EXPIRED))
-        if not same:
-            self.observer(decision)
+        self.observer(decision)
         return decision
 
     def move(self, decision: Decision, to: State, *, now: datetime, **changes: Any) -> Decision | None:  # noqa: ANN401
@@ -176,8 +177,33 @@ class Decisions(OfHistory):
         **changes: Any,  # noqa: ANN401
     ) -> Decision | None:
         """Write a verdict and move the decision to its state, both or neither."""
-        told = verdict_row(decision, verdict, reason, evidence, now)
+        told = _verdict_row(decision, verdict, reason, evidence, now)
         return self._move(decision, verdict, {"updated_at": now, **changes}, verdicts=[told])
+
+
+class Verdicts(OfHistory):
+    """What was found of decisions: the verdicts that ended their soaks, and the weekly ones, which move nothing."""
+
+    def of(self, decision: int) -> list[JsonDict]:
+        """All of a decision's, oldest first."""
+        return self._told(select(VerdictRow).filter_by(decision=decision).order_by(VerdictRow.id), *_FOUND)
+
+    def judging(self, decisions: Iterable[int]) -> dict[int, list[JsonDict]]:
+        """By decision, for those that were judged; without weekly ones."""
+        query = select(VerdictRow).where(VerdictRow.decision.in_(list(decisions)), VerdictRow.verdict.in_(JUDGED))
+        found = grouped(self._all(query.order_by(VerdictRow.id)), attrgetter("decision"))
+        return {decision: [row.told(*_FOUND) for row in rows] for decision, rows in found.items()}
+
+    def review(self, decision: Decision, stands: str, verdict: Verdict, now: datetime) -> None:
+        """Write a weekly one, which says whether the decision still pays."""
+        with self._session() as session:
+            session.add(_verdict_row(decision, stands, verdict.reason, verdict.evidence, now))
+
+
+def _verdict_row(
+    decision: Decision, verdict: str, reason: str, evidence: Mapping[str, Any], at: datetime
+) -> VerdictRow:
+    return VerdictRow(decision=decision.id, at=at, verdict=verdict, reason=reason, evidence=dict(evidence))
 
 
 def _expect(session: Session, part: Decision, now: datetime, *, undone: bool) -> None:

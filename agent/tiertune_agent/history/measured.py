@@ -1,6 +1,6 @@
 """What was measured over stretches of time: windows and prospects."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -13,8 +13,8 @@ from tiertune_agent.history.rollup import hourly
 from tiertune_agent.history.rows import WINDOW_COLUMNS, window_of
 from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Prospect, StageWindow, Window
-from tiertune_agent.tuners.base import MOST_OF_TIER
-from tiertune_agent.tuners.remote_fetch import Candidates
+from tiertune_agent.tuners.base import MOST_OF_TIER, TypicalCandidate
+from tiertune_agent.tuners.remote_fetch import typical_candidate
 
 IN_DETAIL = timedelta(days=1)
 """For a longer time, hours are read instead of windows that were summed up."""
@@ -31,11 +31,7 @@ class Measured(OfHistory):
         """The last windows of one tier or pool, oldest first, without histograms."""
         return self._windows(_of_place(WindowRow, store, tier, namespace).limit(limit), histograms=False)
 
-    def store_windows(self, store: str, since: datetime, until: datetime = LAST) -> list[Window]:
-        """``fleet_windows`` of one store."""
-        return self.fleet_windows([store], since, until)
-
-    def fleet_windows(self, stores: Collection[str], since: datetime, until: datetime) -> list[Window]:
+    def fleet_windows(self, stores: Collection[str], since: datetime, until: datetime = LAST) -> list[Window]:
         """Windows of all tiers and pools of these stores that began by ``until``, oldest first."""
         return self._windows(_read(WindowRow, WindowRow.store.in_(stores), WindowRow.start.between(since, until)))
 
@@ -60,10 +56,10 @@ class Measured(OfHistory):
         found = [self.windows_since(store, since, until, tier=place, namespace=namespace) for place in (tier, "")]
         return sorted(chain(*found), key=lambda window: window.start)
 
-    def candidates(self, stores: Collection[str]) -> dict[str, Sequence[Candidates]]:
-        """By store, the last that requests found in the remote, however long ago."""
+    def typical(self, stores: Collection[str]) -> dict[str, TypicalCandidate | None]:
+        """By store, what a typical candidate of the remote was when there last were any, however long ago."""
         rows = self._rows(select(StoreRow.name, StoreRow.candidates).where(StoreRow.name.in_(stores)))
-        return {row.name: row.candidates or () for row in rows}
+        return {row.name: typical_candidate(row.candidates or ()) for row in rows}
 
     def _windows(self, query: Select[Any], *, histograms: bool = True) -> list[Window]:
         """Windows of a query from ``_read``, oldest first."""

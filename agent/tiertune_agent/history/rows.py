@@ -1,16 +1,15 @@
-"""Windows, decisions and verdicts as rows; rows as windows and decisions."""
+"""Windows and decisions as rows; rows as windows and decisions."""
 
 import re
 import sys
 import uuid
 from collections.abc import Mapping
 from dataclasses import fields
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Row
 
-from tiertune_agent.history.models import DecisionRow, HourRow, VerdictRow, WindowRow
+from tiertune_agent.history.models import DecisionRow, HourRow, WindowRow
 from tiertune_agent.records import Decision, Histogram, State, Target, Value, Window
 from tiertune_agent.tuners.base import Proposal
 
@@ -71,7 +70,3 @@ def _told(name: str, value: Value) -> Any:  # noqa: ANN401 (JSON)
     if isinstance(value, Histogram):
         return {**vars(value)}
     return int(value) if _BYTES.search(name) and float(value).is_integer() else value
-
-
-def verdict_row(decision: Decision, verdict: str, reason: str, evidence: Mapping[str, Any], at: datetime) -> VerdictRow:
-    return VerdictRow(decision=decision.id, at=at, verdict=verdict, reason=reason, evidence=dict(evidence))

@@ -28,7 +28,9 @@ class Sessions:
         """Held while summing windows up, and while adding late ones, so that each sees all of the other's."""
         self._engine = engine
         self._fence = fence
-        self._sessions = _fenced(engine, fence)
+        self._sessions = sessionmaker(engine, expire_on_commit=False)
+        event.listen(self._sessions, "before_flush", lambda session, *_: self._writes(session))
+        event.listen(self._sessions, "do_orm_execute", self._executes)
 
     @contextmanager
     def __call__(self) -> Iterator[Session]:
@@ -44,6 +46,15 @@ class Sessions:
         """Call the fence, as before a write."""
         with self() as session:
             self._fence(session.connection())
+
+    def _writes(self, session: Session) -> None:
+        if not session.info.get("fenced"):
+            session.info["fenced"] = True
+            self._fence(session.connection())
+
+    def _executes(self, state: ORMExecuteState) -> None:
+        if state.is_insert or state.is_update or state.is_delete:
+            self._writes(state.session)
 
 
 class OfHistory:
@@ -80,19 +91,3 @@ def altered(session: Session, change: UpdateBase) -> int:
     """Make a change in the database alone, not in what the session has read; returns how many rows it met."""
     made = session.execute(change.execution_options(synchronize_session=False))
     return int(getattr(made, "rowcount", 0))
-
-
-def _fenced(engine: Engine, fence: Callable[[Connection], None]) -> sessionmaker[Session]:
-    def writes(session: Session) -> None:
-        if not session.info.get("fenced"):
-            session.info["fenced"] = True
-            fence(session.connection())
-
-    def executes(state: ORMExecuteState) -> None:
-        if state.is_insert or state.is_update or state.is_delete:
-            writes(state.session)
-
-    sessions = sessionmaker(engine, expire_on_commit=False)
-    event.listen(sessions, "before_flush", lambda session, *_: writes(session))
-    event.listen(sessions, "do_orm_execute", executes)
-    return sessions

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from tiertune_agent.fields import read
 from tiertune_agent.history.answers import INSERTS, Answers
 from tiertune_agent.history.changed import Changed
-from tiertune_agent.history.decisions import Decisions
+from tiertune_agent.history.decisions import Decisions, Verdicts
 from tiertune_agent.history.journal import Journal
 from tiertune_agent.history.ledger import Booked, Ledger, book
 from tiertune_agent.history.measured import Measured
@@ -21,7 +21,6 @@ from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.rollup import NEVER, add_late, over
 from tiertune_agent.history.rows import window_columns
 from tiertune_agent.history.sessions import OfHistory, Sessions, altered
-from tiertune_agent.history.verdicts import Verdicts
 from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window, cut
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
 from tiertune_agent.tuners.remote_fetch import candidates
@@ -84,13 +83,25 @@ class History(OfHistory):
     def remember(self, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]] = ()) -> Booked:
         """Write the state and windows of different stores, and the windows' entries in the ledger; returns these.
 
-        ``booked`` are windows of no store, which go into the ledger only.
+        ``booked`` are windows of no store, which go into the ledger only. Takes as many statements for many stores as
+        for one.
         """
-        late = any(over(window.start, snapshot.at) for snapshot, _ in told for window in snapshot.windows)
         if not told and not booked:
             return ()
+        snapshots = [snapshot for snapshot, _ in told]
+        windows = [(window, rates) for snapshot, rates in told for window in snapshot.windows]
+        stages = [dict(vars(stage)) for snapshot in snapshots for stage in snapshot.stages]
+        shares = {snapshot.store: str(read(snapshot.tuning, HELD_OUT) or 0.0) for snapshot in snapshots}
+        late = any(over(window.start, snapshot.at) for snapshot in snapshots for window in snapshot.windows)
         with self._session.summing if late else nullcontext(), self._session() as session:
-            return _remember(session, told, booked)
+            summed = _write_stores(session, snapshots)
+            if windows:
+                session.execute(insert(WindowRow), [window_columns(window) for window, _ in windows])
+                late_ones = [window for window, _ in windows if window.start < (summed.get(cut(window.store)) or NEVER)]
+                add_late(session, late_ones)
+            if stages:
+                session.execute(insert(StageWindowRow), stages)
+            return book(session, [*windows, *booked], shares)
 
     def expectations(self, stores: Iterable[str]) -> dict[str, Expectation]:
         """The tuning expected of stores that were seen."""
@@ -156,9 +167,10 @@ class History(OfHistory):
         """
         with self._session() as session:
             # First, which locks the rows: a round may move to an address what was wished of its store until then.
-            wishes = {name: update(StoreRow).filter_by(name=name, url=url) for name, url in stores.items()}
-            known = {name for name in sorted(stores) if altered(session, wishes[name].values(pending_bypass=on))}
-            for url, name in sorted((url, name) for name, url in stores.items()):
+            wished = update(StoreRow).values(pending_bypass=on)
+            there = sorted(stores.items())
+            known = {name for name, url in there if altered(session, wished.filter_by(name=name, url=url))}
+            for name, url in sorted(there, key=itemgetter(1)):
                 if name in known:
                     session.execute(delete(WishRow).filter_by(url=url))
                 else:
@@ -196,22 +208,6 @@ class History(OfHistory):
                 row.tuning = {**row.tuning, "bypass": told[row.name][1]}
             for url, on in sorted(told.values()):
                 session.execute(delete(WishRow).filter_by(url=url, bypass=on))
-
-
-def _remember(
-    session: Session, told: Sequence[tuple[Snapshot, Rates]], booked: Sequence[tuple[Window, Rates]]
-) -> Booked:
-    """Remember different stores, each with its rates. Takes as many statements for many stores as for one."""
-    snapshots = [snapshot for snapshot, _ in told]
-    summed = _write_stores(session, snapshots)
-    windows = [(window, rates) for snapshot, rates in told for window in snapshot.windows]
-    if windows:
-        session.execute(insert(WindowRow), [window_columns(window) for window, _ in windows])
-        add_late(session, [window for window, _ in windows if window.start < (summed.get(cut(window.store)) or NEVER)])
-    if stages := [dict(vars(stage)) for snapshot in snapshots for stage in snapshot.stages]:
-        session.execute(insert(StageWindowRow), stages)
-    shares = {snapshot.store: str(read(snapshot.tuning, HELD_OUT) or 0.0) for snapshot in snapshots}
-    return book(session, [*windows, *booked], shares)
 
 
 def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, datetime | None]:

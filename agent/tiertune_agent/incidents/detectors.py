@@ -138,13 +138,12 @@ def vain_knobs(sight: Sight) -> Iterator[str]:
     told = [one for one in sight.decisions if one.state != State.FAILED or _vain(one)]  # others changed nothing
     last = {decision.field: decision for decision in told}
     for decision in last.values():
-        when = decision.applied_at or decision.updated_at
         follows = in_force(sight.snapshot.tuning, decision.field) == decision.after
         if decision.state == State.FAILED and not follows:
             yield f"decision {decision.id}: {decision.reason}"
         stands = decision.state in STANDING and follows
-        if stands and when + GRACE <= sight.now:
-            yield from _unfollowed(sight, decision, when)
+        if stands and decision.made_at + GRACE <= sight.now:
+            yield from _unfollowed(sight, decision)
 
 
 def _vain(failed: Decision) -> bool:
@@ -153,7 +152,7 @@ def _vain(failed: Decision) -> bool:
     return f"{part}accepted without effect" in failed.reason
 
 
-def _unfollowed(sight: Sight, decision: Decision, since: datetime) -> Iterator[str]:
+def _unfollowed(sight: Sight, decision: Decision) -> Iterator[str]:
     target, status, knob = decision.target, sight.snapshot.status, decision.field.rpartition(".")[2]
     told = f"decision {decision.id} set {decision.field} to {decision.after}"
     if knob == "eviction":
@@ -169,7 +168,7 @@ def _unfollowed(sight: Sight, decision: Decision, since: datetime) -> Iterator[s
         if sizes and abs(sum(sizes) - decision.after) > allowed:
             yield f"{told} bytes, effective are {format_size(sum(sizes))}"
     elif decision.field == "tiers.remote.fetch" and decision.after == "off":
-        later = [window for window in sight.of("remote") if window.start >= since + GRACE]
+        later = [window for window in sight.of("remote") if window.start >= decision.made_at + GRACE]
         fetched = total(later, "gate_fetched_tokens_total")
         if fetched:
             yield f"{told}, yet {fetched:,.0f} tokens were fetched since"
@@ -190,7 +189,7 @@ def _ways(made: Iterable[Decision]) -> list[object]:
     """Directions in which they moved their field, by time: each there, and back if it was rolled back."""
     moves = []
     for one in made:
-        moves.append((one.applied_at or one.updated_at, direction(one.before, one.after)))
+        moves.append((one.made_at, direction(one.before, one.after)))
         if one.state == State.ROLLED_BACK:
             moves.append((one.updated_at, direction(one.after, one.before)))
     return [way for _, way in sorted(moves, key=itemgetter(0))]

@@ -47,7 +47,7 @@ class SeenWindows:
             elif reads < READ_AT_ONCE:
                 reads += 1
                 read: dict[Place, Window] = {}
-                _add(read, self._history.measured.store_windows(store, since, now))
+                _add(read, self._history.measured.fleet_windows([store], since, now))
                 self._stores[store] = read  # only now: if the database is away, it is read again
         for kept in self._stores.values():
             for place in [place for place in kept if not since - STEP < place[0] <= now]:

@@ -31,8 +31,7 @@ def incidents(snapshot: Snapshot, hour: Windows, lately: Windows) -> dict[str, s
 
 def stores_nothing(snapshot: Snapshot, tier: str, windows: Windows) -> Iterator[str]:
     """A message if chunks are sent to the tier and none arrives; looks back until it has seen enough of them."""
-    tried = stored = 0.0
-    looked: list[Window] = []
+    tried, looked = 0.0, list[Window]()
     for window in reversed(windows):
         sent, arrived = window.known(CHUNKS, operation="try"), window.known(CHUNKS, operation="write")
         if sent is None:  # only failures are reported
@@ -41,16 +40,14 @@ def stores_nothing(snapshot: Snapshot, tier: str, windows: Windows) -> Iterator[
             arrived = window.known("tier_transfer_bytes_total", operation="write")
         if not sent:
             continue
-        if arrived is None:
+        if arrived is None or arrived > 0:
             return
         looked.append(window)
-        tried, stored = tried + sent, stored + arrived
-        if stored or (tried >= FEW and len(looked) >= TRIED_IN):
-            break
-    if stored or tried < FEW or len(looked) < TRIED_IN:
-        return
-    own = read(snapshot.status, f"tiers.{tier}.reason")
-    yield (
-        f"{tier} ({own}) is dead: the last {tried:.0f} chunks or jobs that were sent there in "
-        f"{format_duration(covered_s(looked))} failed or were never reported as stored"
-    )
+        tried += sent
+        if tried >= FEW and len(looked) >= TRIED_IN:
+            own = read(snapshot.status, f"tiers.{tier}.reason")
+            yield (
+                f"{tier} ({own}) is dead: the last {tried:.0f} chunks or jobs that were sent there in "
+                f"{format_duration(covered_s(looked))} failed or were never reported as stored"
+            )
+            return

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tiertune_agent.fields import read
 from tiertune_agent.policy.document import LoadedPolicy, Policy, Rule, load
-from tiertune_agent.records import FLEET, Target
+from tiertune_agent.records import REMOTE
 from tiertune_connector.documents import DocumentError, place_of
 
 _PLACED = re.compile(r"(?P<place>.+?:\d+:\d+): (?P<message>.*)", re.DOTALL)
@@ -57,14 +57,13 @@ def errors(problem: str, source: str) -> Iterator[Finding]:
 
 def without_effect(policy: Policy) -> list[str]:
     """Keys that the file sets without effect: they are read, but not acted on."""
-    remote = Target(FLEET, "remote")
-    rule = policy.for_target(remote)
+    rule = policy.for_target(REMOTE)
     unmanaged = () if rule.remote.manage else SIZES_OF_REMOTE
     told = [*_without_effect(policy), *_vain(policy, unmanaged, UNMANAGED)]
     if rule.remote.manage and all(read(rule.model_dump(), key) is None for key in LIMITS):
         told.append(f"{_managing(policy)}: the remote keeps its size: say how large it may get, by {', '.join(LIMITS)}")
     for index, override in enumerate(policy.overrides):
-        if override.match.fits(remote):
+        if override.match.fits(REMOTE):
             vain = _vain(override, unmanaged, UNMANAGED)
         else:
             vain = _vain(override, (*SIZES_OF_REMOTE, "remote.manage"), ELSEWHERE)
@@ -74,15 +73,15 @@ def without_effect(policy: Policy) -> list[str]:
 
 def manages(loaded: LoadedPolicy) -> str:
     """Where a sound policy has the remote managed, as ``file:line:column``; empty: nowhere."""
-    if not loaded.policy.for_target(Target(FLEET, "remote")).remote.manage:
+    if not loaded.policy.for_target(REMOTE).remote.manage:
         return ""
     return f"{loaded.source}:{place_of(loaded.text, _managing(loaded.policy))}"
 
 
 def _managing(policy: Policy) -> str:
     """The key that says last whether the remote is managed."""
-    remote, key = Target(FLEET, "remote"), "remote.manage"
-    fitting = (index for index, one in enumerate(policy.overrides) if one.match.fits(remote) and _sets(one, key))
+    key = "remote.manage"
+    fitting = (index for index, one in enumerate(policy.overrides) if one.match.fits(REMOTE) and _sets(one, key))
     return [key, *(f"overrides.{index}.{key}" for index in fitting)][-1]
 
 

@@ -17,7 +17,7 @@ import redis
 from tiertune_agent.collector.stores import Heard, Trouble
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import said
-from tiertune_agent.records import FLEET, Snapshot, Window
+from tiertune_agent.records import FLEET, Snapshot, Window, sum_of_all
 from tiertune_agent.remote.server import MAXMEMORY, POLICY, RedisServer, ServerMemory
 from tiertune_agent.settings import RemoteAccess
 from tiertune_agent.whatif.shapes import EMPTY
@@ -200,12 +200,10 @@ def _answer(status: int, message: str) -> httpx.Response:
 
 def _document(held: Sequence[ServerMemory]) -> JsonDict:
     """The version is a digest of what every server is set to: Redis has no versions."""
-    capacities = [_capacity(one.maxmemory) for one in held]
-    bounded = [capacity for capacity in capacities if capacity is not None]
     # Policies that evict no chunk come first: they are the ones to mend.
     policies = sorted({one.policy for one in held}, key=lambda policy: (policy.startswith("allkeys-"), policy))
     stands = {
-        "capacity_bytes": sum(bounded) if len(bounded) == len(capacities) else None,
+        "capacity_bytes": sum_of_all(_capacity(one.maxmemory) for one in held),
         "policy": ", ".join(policies),
     }
     each = [[one.maxmemory, one.policy] for one in held]

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 MAXMEMORY, POLICY = "maxmemory", "maxmemory-policy"
 _PROBE = "tiertune-may-set"
 """A setting that no Redis has: the answer to setting it tells whether others may be set."""
+REFUSALS = (redis.exceptions.NoPermissionError, redis.AuthenticationError)
 _CONNECTIONS = 4
 
 
@@ -57,12 +58,9 @@ class RedisServer:
         try:
             self._redis.config_get(MAXMEMORY, POLICY)
             self._redis.config_set(_PROBE, 1)
-        except (redis.exceptions.NoPermissionError, redis.AuthenticationError) as error:
-            return f"{self.name} refuses CONFIG: {error}"
-        except redis.ResponseError as error:
-            return f"{self.name} refuses CONFIG: {error}" if "unknown command" in str(error).lower() else ""
-        except redis.RedisError:
-            return ""
+        except redis.RedisError as error:
+            if isinstance(error, REFUSALS) or "unknown command" in str(error).lower():
+                return f"{self.name} refuses CONFIG: {error}"
         return ""
 
     def held(self) -> ServerMemory:

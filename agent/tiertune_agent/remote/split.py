@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from tiertune_agent.fields import REMOTE_CAPACITY, JsonDict, capacity_field, capacity_of, read, replaced
 from tiertune_agent.policy.document import Policy, Rule, rules_for, split_rules
 from tiertune_agent.policy.guard import Rules
-from tiertune_agent.records import FLEET, Snapshot, Target
+from tiertune_agent.records import FLEET, REMOTE, Snapshot, Target
 from tiertune_agent.tuners.base import Answer, NoChange, Proposal, models
 from tiertune_agent.whatif.shapes import Split, held
 from tiertune_connector.tuning import LOCAL
 from tiertune_connector.units import format_size
 
-REMOTE = Target(FLEET, "remote")
 SPLIT = Target(FLEET, "dram")
 DRAM = capacity_field("dram")
 LITTLE = 0.01
@@ -54,10 +53,9 @@ class Managed:
         return REMOTE if self.budget is None or (wish and wish.field == REMOTE_CAPACITY) else SPLIT
 
     @property
-    def capacity(self) -> int | None:
-        """None: Redis has no bound."""
-        found = read(self.remote.tuning, REMOTE_CAPACITY)
-        return None if found is None else int(found)
+    def capacity(self) -> int:
+        """Bytes that the remote may hold; 0 also where Redis has no bound, which ``silence`` tells."""
+        return int(read(self.remote.tuning, REMOTE_CAPACITY) or 0)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -70,7 +68,7 @@ class Managed:
     @property
     def silence(self) -> NoChange | None:
         """Why its size cannot be reasoned about now; None: it can."""
-        if self.capacity is None:
+        if read(self.remote.tuning, REMOTE_CAPACITY) is None:
             return NoChange(NO_BOUND)
         if not self.complete:
             away = ", ".join(self.missing) or "no store"
@@ -83,16 +81,16 @@ class Managed:
     def spent(self, sizes: Mapping[Target, int]) -> int:
         """Bytes of the hosts' DRAM and the remote, if some had these ``sizes``."""
         hosts = (sizes.get(Target(one.store, SPLIT.tier), capacity_of(one.tuning, SPLIT.tier)) for one in self.fleet)
-        return sum(hosts) + sizes.get(REMOTE, self.capacity or 0)
+        return sum(hosts) + sizes.get(REMOTE, self.capacity)
 
     @property
     def spare(self) -> int:
         """Bytes that the remote can give back."""
-        return max(0, (self.capacity or 0) - (self.rule.tuners.tier_size.min.remote or 0))
+        return max(0, self.capacity - (self.rule.tuners.tier_size.min.remote or 0))
 
     def overspent(self) -> Proposal | None:
         """Have the remote give back what exceeds the budget, then the hosts' DRAM its share; None: they need not."""
-        split, capacity, dram = self.budget, self.capacity or 0, held(self.fleet, "dram")
+        split, capacity, dram = self.budget, self.capacity, held(self.fleet, "dram")
         if split is None or dram + capacity <= split.budget:
             return None
         told = f"DRAM of all hosts has {format_size(dram)} and the remote {format_size(capacity)}"
@@ -116,7 +114,7 @@ class Managed:
 
     def split(self, proposal: Proposal) -> Answer:
         """Change the hosts' DRAM, and give the remote what that leaves of the budget; steps that shrink come first."""
-        split, capacity, sizes = self.budget, self.capacity or 0, self.rule.tuners.tier_size
+        split, capacity, sizes = self.budget, self.capacity, self.rule.tuners.tier_size
         now = held(self.fleet, "dram")  # the proposal has the mean, which is rounded
         factor = proposal.after * len(self.fleet) / now if now else None
         steps = list(self._hosts(factor, int(proposal.after)))

@@ -20,7 +20,7 @@ from tiertune_agent.tuners.base import (
     pool_targets,
 )
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
-from tiertune_agent.tuners.tier_size import nearest, present_shape
+from tiertune_agent.tuners.tier_size import nearest, present_shape, simulated
 from tiertune_connector.units import Duration
 from tiertune_connector.whatif.chain import PREFIX_ROUTING, Shape
 
@@ -155,8 +155,7 @@ def compared(current: Current, period_s: float, other: Callable[[Shape], str]) -
 
 def _pair(prospect: Prospect, now: Shape, other: Callable[[Shape], str]) -> tuple[float, float] | None:
     """Seconds of a shape and of its ``other``, for the shape nearest to the present one that has both costs."""
-    known = [Shape.parse(name) for name in prospect.costs if "@" not in name]
-    both = [shape for shape in known if other(shape) in prospect.costs and other(shape) != str(shape)]
+    both = [shape for shape in simulated(prospect) if other(shape) in prospect.costs and other(shape) != str(shape)]
     if not both:
         return None
     shape = nearest(both, now)

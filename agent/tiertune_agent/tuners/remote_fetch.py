@@ -146,22 +146,19 @@ class RemoteFetch(OfRemote):
         return min(needed, told)
 
 
-_OUTCOMES = ("gate_candidate_requests_total", "saved_seconds_total", "lost_seconds_total")
-_PREDICTED = ("fetch", "recompute")
-
-
 def asked(window: Window) -> Evidence | None:
     """Evidence of the window's candidates; None if no request found chunks in the tier, or their cost is unknown."""
-    sums = dict.fromkeys((*_OUTCOMES, *_PREDICTED), 0.0)
-    for name, labels, value in window.each(*_OUTCOMES, "gate_candidate_seconds_total"):
-        what = name if name in sums else labels.get("kind", "")
-        if what in sums:
-            sums[what] += value
-    requests, *outcomes = (sums[name] for name in _OUTCOMES)
+    requests = window.total("gate_candidate_requests_total")
     if not requests:
         return None
-    predicted = (sums[kind] for kind in _PREDICTED)
-    evidence = Evidence(window.start.isoformat(), int(requests), *predicted, *outcomes)
+    evidence = Evidence(
+        window.start.isoformat(),
+        int(requests),
+        fetch_s=window.total("gate_candidate_seconds_total", kind="fetch"),
+        recompute_s=window.total("gate_candidate_seconds_total", kind="recompute"),
+        saved_s=window.total("saved_seconds_total"),
+        lost_s=window.total("lost_seconds_total"),
+    )
     return evidence if evidence.recompute_s or evidence.gain_s else None
 
 

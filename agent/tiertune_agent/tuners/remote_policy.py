@@ -1,7 +1,7 @@
 """Does the remote evict what it must? Asked only where the remote is managed."""
 
 from tiertune_agent.fields import Json, read
-from tiertune_agent.records import FLEET, Target, Windows
+from tiertune_agent.records import REMOTE, Target, Windows
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
 from tiertune_agent.tuners.eviction import EvictionSettings
 
@@ -18,7 +18,7 @@ class RemotePolicy(Tuner):
     settings: EvictionSettings
 
     def targets(self, store: str, status: Json) -> list[Target]:  # noqa: ARG002 (the fleet's)
-        return [Target(FLEET, "remote")]
+        return [REMOTE]
 
     def evaluate(self, history: Windows, current: Current) -> Answer:  # noqa: ARG002 (what is set is enough)
         found = str(read(current.tuning, FIELD))

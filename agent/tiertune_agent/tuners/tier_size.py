@@ -153,8 +153,7 @@ def candidates(current: Current) -> list[Shape]:
 
     If one budget is split: those with the present disk whose DRAM and remote fit into it.
     """
-    newest = current.prospects[-1].costs if current.prospects else ()
-    known = sorted(Shape.parse(key) for key in newest if "@" not in key)
+    known = sorted(simulated(current.prospects[-1])) if current.prospects else []
     if not known:
         return []
     tier, within = current.target.tier, current.budget_bytes
@@ -162,6 +161,11 @@ def candidates(current: Current) -> list[Shape]:
     if within is not None:
         return [s for s in known if s.disk == now.disk and current.hosts * s.dram + s.remote <= within]
     return [shape for shape in known if shape._replace(**{tier: size_of(now, tier)}) == now]
+
+
+def simulated(prospect: Prospect) -> list[Shape]:
+    """The shapes that it has costs of, not counting those under prefix routing."""
+    return [Shape.parse(key) for key in prospect.costs if "@" not in key]
 
 
 def _with_bounds(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from tiertune_agent.records import FLEET, GIB, Rates, Window
+from tiertune_agent.records import FLEET, GIB, Rates, Window, sum_of_all
 from tiertune_connector.tuning import LOCAL, SLOWER
 
 _SECONDS = ("saved_seconds_total", "lost_seconds_total")
@@ -30,9 +30,8 @@ class Entry:
     @property
     def money(self) -> float | None:
         """What is saved after all costs; None if a part of it is unknown."""
-        saved, *costs = (self.amounts[kind] for kind in ("saved", "lost", "rent", "network"))
-        known = [cost for cost in costs if cost is not None]
-        return None if saved is None or len(known) < len(costs) else saved - sum(known)
+        saved, costs = self.amounts["saved"], sum_of_all(self.amounts[kind] for kind in ("lost", "rent", "network"))
+        return None if saved is None or costs is None else saved - costs
 
 
 def entry(window: Window, rates: Rates) -> Entry | None:

@@ -16,7 +16,7 @@ from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Summand
 from tiertune_agent.tuners.ghosts import ghost_tokens, nearest
 from tiertune_agent.tuners.lengths import between
 from tiertune_agent.tuners.remote_fetch import asked, estimated
-from tiertune_agent.tuners.tier_size import rent_s, size_of
+from tiertune_agent.tuners.tier_size import rent_s, simulated, size_of
 from tiertune_agent.verdicts.holdout import GROUPS, sums
 from tiertune_agent.verdicts.verdict import Spells, Trial, Verdict
 from tiertune_connector.whatif.chain import Shape
@@ -166,8 +166,7 @@ def cost_of(prospect: Prospect, shape: Shape) -> float | None:
     exact = prospect.costs.get(str(shape))
     if exact is not None:
         return exact
-    simulated = [(Shape.parse(text), cost) for text, cost in prospect.costs.items() if "@" not in text]
-    near = sorted((_distance(each, shape), cost) for each, cost in simulated)[:2]
+    near = sorted((_distance(each, shape), prospect.costs[str(each)]) for each in simulated(prospect))[:2]
     if len(near) < 2:
         return None
     (one, cost), (other, further) = near

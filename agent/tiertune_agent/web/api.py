@@ -16,7 +16,7 @@ from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.leader import NotLeadingError
 from tiertune_agent.records import Decision
-from tiertune_agent.web.bodies import Bounded, unprocessable
+from tiertune_agent.web.bodies import bounded, unprocessable
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.unmade import sentence, unmade
 from tiertune_agent.web.views import Number, Views
@@ -83,7 +83,7 @@ def application(
     """The ASGI application; ``unwell`` returns what `/healthz` is to report."""
     schema = "/api/v1/openapi.json"
     app = FastAPI(title="TierTune agent", docs_url=None, redoc_url=None, openapi_url=schema, redirect_slashes=False)
-    app.add_middleware(Bounded)
+    app.add_middleware(bounded)
     app.add_middleware(same_site, listening=listening, told="detail")
 
     def leading() -> None:

@@ -11,17 +11,13 @@ MOST_BYTES = 64 << 10
 """Largest body: a reason has up to 500 characters, all else is shorter."""
 
 
-class Bounded:
-    """An application that answers 413 to a longer body, and reads no more of it. An ASGI middleware."""
+def bounded(app: ASGIApp) -> ASGIApp:
+    """The application, which answers 413 to a longer body, and reads no more of it."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As every ASGI application."""
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         heard = 0
 
-        async def bounded() -> Message:
+        async def limited() -> Message:
             nonlocal heard
             message = await receive()
             heard += len(message.get("body", b""))
@@ -29,7 +25,9 @@ class Bounded:
                 raise HTTPException(413, f"the body has more than {MOST_BYTES} bytes")
             return message
 
-        await self._app(scope, bounded, send)
+        await app(scope, limited, send)
+
+    return answered
 
 
 def unprocessable(_: Request, error: Exception) -> Response:

@@ -89,23 +89,16 @@ def off_spans(changes: Switched, now_is: str, since: datetime, now: datetime) ->
 
     If it is on now by no known change, nobody knows how long it was off.
     """
-    spans, state, began = [], _before(changes, now_is, since), since
+    spans, began = [], since
+    state = {"on": "off", "off": "on"}[changes[0][1]] if changes else now_is  # before the first change
     for at, to in changes:
-        if at > since and to != state:
-            if state == "off":
+        if to != state:
+            if state == "off" and at > since:
                 spans.append((began, at))
-            state, began = to, at
+            state, began = to, max(at, since)
     if state == now_is == "off":
         spans.append((began, now))
     return spans
-
-
-def _before(changes: Switched, now_is: str, since: datetime) -> str:
-    """The state at ``since``: what was set last before, else the opposite of what was set first after."""
-    earlier = [to for at, to in changes if at <= since]
-    if earlier:
-        return earlier[-1]
-    return {"on": "off", "off": "on"}[changes[0][1]] if changes else now_is
 
 
 def _first(window: Window, name: str, **labels: str) -> float:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
 from tiertune_agent.records import JUDGED, Decision, State, Window, Windows, ended
-from tiertune_agent.tuners.remote_fetch import Candidates, typical_candidate
+from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.web.curves import Counted, Curve, by_gain, counted, curves
 from tiertune_agent.web.figures import Cost, Switched, WindowSums, added, cost, sums
 from tiertune_agent.web.views import Views
@@ -115,11 +115,7 @@ class Looks:
             fleet=fleet,
             policy=self._views.policies(),
             account=self._views.history.ledger.account(now - timedelta(hours=ACCOUNT_HOURS)),
-            incidents=[
-                one
-                for one in (self._views.incidents()["incidents"] if sum(fleet["incidents"].values()) else ())
-                if not one["closed_at"]
-            ],
+            incidents=[one for one in self._views.incidents()["incidents"] if not one["closed_at"]],
             stores=self._stores,
             decisions=shown,
             switches=decisions.switched(since),
@@ -140,14 +136,19 @@ class Looks:
             for window in self._views.history.measured.fleet_windows(names, first, now) if names else ():
                 if ended(window) >= newest[window.store]:
                     told.setdefault(window.store, []).append(window)
-        found = self._views.history.measured.candidates(named)
+        typical = self._views.history.measured.typical(named)
         self._stores = {
-            name: self._added(store, before[name], told.get(name, []), found.get(name, ()), (since, now))
+            name: self._added(store, before[name], told.get(name, []), typical.get(name), (since, now))
             for name, store in named.items()
         }
 
     def _added(
-        self, store: Json, read: SeenStore, told: Windows, found: Sequence[Candidates], span: tuple[datetime, datetime]
+        self,
+        store: Json,
+        read: SeenStore,
+        told: Windows,
+        typical: TypicalCandidate | None,
+        span: tuple[datetime, datetime],
     ) -> SeenStore:
         """Add windows since the newest one read, which comes again; nothing outside of the span."""
         again, (since, now) = {window.start for window in told}, span
@@ -156,7 +157,6 @@ class Looks:
         if not answers and len(before) == len(read.steps):
             return read
         steps = [*before, *_steps(window for window in told if window.start >= since)]
-        typical = typical_candidate(found)
         return SeenStore(
             store["last_seen"],
             steps,

@@ -8,7 +8,7 @@ from operator import itemgetter
 
 from tiertune_agent.fields import Json, read
 from tiertune_agent.policy.document import settable
-from tiertune_agent.records import CHANGED, STANDING, Decision, Target, grouped, sum_known
+from tiertune_agent.records import CHANGED, STANDING, Decision, Target, grouped, sum_known, sum_of_all
 from tiertune_agent.tuners.base import present
 from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
@@ -117,7 +117,7 @@ def _tier(tier: str, seen: Seen, whole: WindowSums) -> TierRow:
         health=healths(stores, tier),
         fill=fill_of_all(stores, tier),
         hit_tokens=hit,
-        asked_tokens=None if hit is None or missed is None else hit + missed,
+        asked_tokens=sum_of_all((hit, missed)),
         account=Account(**seen.account.get(tier) or dict.fromkeys(ACCOUNT, nothing)),
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tiertune_agent.fields import Json, read
-from tiertune_agent.records import grouped
+from tiertune_agent.records import grouped, sum_of_all
 from tiertune_agent.tuners.base import present
 
 LEVELS = {"ok": "ok", "slow": "warn", "recovering": "warn", "dead": "bad"}
@@ -59,5 +59,4 @@ def fill_of_all(stores: Sequence[Json], tier: str) -> Fill | None:
         return None
     if tier == "remote" and all(read(store, "tiers.remote.chunks") is None for store in told):
         return max(fills, key=lambda one: one.resident)  # one server for all, which each store tells as its own
-    known = [one.capacity for one in fills if one.capacity is not None]
-    return Fill(sum(one.resident for one in fills), sum(known) if len(known) == len(fills) else None)
+    return Fill(sum(one.resident for one in fills), sum_of_all(one.capacity for one in fills))

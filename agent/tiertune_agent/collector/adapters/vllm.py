@@ -14,6 +14,7 @@ from tiertune_agent.collector.adapters.mapped import (
     Mapped,
     one_tier,
 )
+from tiertune_agent.records import sum_of_all
 
 PROMPTS = "vllm:prompt_tokens_total"
 FOUND_OUTSIDE = "vllm:external_prefix_cache_hits_total"
@@ -101,6 +102,4 @@ def _offloaded(told: Exposition, made: Mapped, secondary: dict[str, str]) -> Non
 
 
 def _sum(told: Exposition, name: str, tiers: list[str]) -> float | None:
-    found = [told.counted(name, tier=own) for own in tiers]
-    known = [value for value in found if value is not None]
-    return sum(known) if len(known) == len(found) else None
+    return sum_of_all(told.counted(name, tier=own) for own in tiers)
