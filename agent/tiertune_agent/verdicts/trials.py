@@ -5,6 +5,7 @@ with those after it.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from statistics import fmean
 
@@ -18,7 +19,7 @@ from tiertune_agent.tuners.lengths import between
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.tuners.tier_size import rent_s, size_of
 from tiertune_agent.verdicts.holdout import GROUPS, sums
-from tiertune_agent.verdicts.verdict import Spells, Trial, Verdict
+from tiertune_agent.verdicts.verdict import Groups, Spells, Trial, Verdict
 from tiertune_connector.whatif.chain import Shape
 
 NO_PRICES = Rates()
@@ -56,19 +57,17 @@ def unweighed(decision: Decision | Proposal) -> Verdict:
 def fetch_trial(after: str, windows: Windows, typical: TypicalCandidate | None) -> Trial:
     """Fetching against recomputing, when fetching was switched to ``after`` (on, off).
 
-    Measured by a holdout if there is one, else by outcomes (what the gate refuses costs as much as recomputing), or by
-    estimates while fetching is off.
+    On is measured by a holdout if there is one, else by outcomes (what the gate refuses costs as much as recomputing).
+    Off is judged by estimates: then requests that are not held out do not fetch either.
     """
-    groups = ([sums(window, group) for group in GROUPS] for window in windows)
-    both = [(held, fetched) for held, fetched in groups if held.tokens > 0 and fetched.tokens > 0]
-    pairs = [(held.per_token, fetched.per_token) for held, fetched in both]
-    of, on = "seconds per token, measured by holdout", after == "on"
-    if len(pairs) < ENOUGH_WINDOWS:
-        seen = (asked(window) if on else estimated(window, typical) for window in windows)
-        told = [evidence for evidence in seen if evidence and evidence.recompute_s > 0]
-        gains = [evidence.saved_s - evidence.lost_s if on else evidence.gain_s for evidence in told]
-        pairs = [(1.0, 1 - gain_s / evidence.recompute_s) for gain_s, evidence in zip(gains, told, strict=True)]
-        of = "cost of what could be fetched, recomputing being 1"
+    on = after == "on"
+    if on and (measured := _measured(windows)).windows >= ENOUGH_WINDOWS:
+        return measured
+    seen = (asked(window) if on else estimated(window, typical) for window in windows)
+    told = [evidence for evidence in seen if evidence and evidence.recompute_s > 0]
+    gains = [evidence.saved_s - evidence.lost_s if on else evidence.gain_s for evidence in told]
+    pairs = [(1.0, 1 - gain_s / evidence.recompute_s) for gain_s, evidence in zip(gains, told, strict=True)]
+    of = "cost of what could be fetched, recomputing being 1"
     return Trial(pairs if on else [(fetched, recomputed) for recomputed, fetched in pairs], of)
 
 
@@ -181,7 +180,20 @@ def coarse(trial: Trial, parts: int) -> Trial:
     cuts = [slice(start, start + size) for start in range(0, trial.windows, size)]
     sides = ([fmean(side, weights[cut]) for side in zip(*trial.pairs[cut], strict=True)] for cut in cuts)
     pairs = [(before, after) for before, after in sides]
-    return Trial(pairs, trial.of, [sum(weights[cut]) for cut in cuts] if trial.weights else ())
+    return replace(trial, pairs=pairs, weights=[sum(weights[cut]) for cut in cuts] if trial.weights else ())
+
+
+def _measured(windows: Windows) -> Groups:
+    """Requests held out against those that fetch, where a window has both.
+
+    Weighed as Mantel and Haenszel weigh strata (1959): unbiased in windows of a request each, where a mean of ratios is
+    not, and whatever traffic and the share held out were in each.
+    """
+    groups = ([sums(window, group) for group in GROUPS] for window in windows)
+    both = [(held, fetched) for held, fetched in groups if held.tokens > 0 and fetched.tokens > 0]
+    pairs = [(held.per_token, fetched.per_token) for held, fetched in both]
+    weights = [held.tokens * fetched.tokens / (held.tokens + fetched.tokens) for held, fetched in both]
+    return Groups(pairs, "seconds per token, measured by holdout", weights)
 
 
 def _missed(window: Window, before: str, after: str, capacity: float | None) -> tuple[float, float] | None:

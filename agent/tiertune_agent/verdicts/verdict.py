@@ -49,6 +49,17 @@ class Trial:
         return Compared(fmean(before, weights), fmean(after, weights), change, error, "with the old setting", told)
 
 
+class Groups(Trial):
+    """A pair is of requests that were drawn by lot, as a holdout's groups are: others, but of the same window.
+
+    The error is that of a ratio of sums: a pair of few requests is far off as a rule, and has little weight.
+    """
+
+    def compared(self) -> "Compared":
+        parts = [Summand(new - old, 1.0, weight) for (old, new), weight in zip(self.pairs, self.weights, strict=True)]
+        return super().compared()._replace(error=ratio(parts).error)
+
+
 @dataclass(frozen=True)
 class Spells:
     """The windows before and after a change, with different requests; ratios of sums, lower is better."""
