@@ -67,8 +67,8 @@ def fetch_trial(after: str, windows: Windows, typical: TypicalCandidate | None) 
     told = [evidence for evidence in seen if evidence and evidence.recompute_s > 0]
     gains = [evidence.saved_s - evidence.lost_s if on else evidence.gain_s for evidence in told]
     pairs = [(1.0, 1 - gain_s / evidence.recompute_s) for gain_s, evidence in zip(gains, told, strict=True)]
-    of = "cost of what could be fetched, recomputing being 1"
-    return Trial(pairs if on else [(fetched, recomputed) for recomputed, fetched in pairs], of)
+    of, weights = "cost of what could be fetched, recomputing being 1", [evidence.recompute_s for evidence in told]
+    return Trial(pairs if on else [(fetched, recomputed) for recomputed, fetched in pairs], of, weights)
 
 
 def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
@@ -76,12 +76,13 @@ def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
 
     A length class counts if it begins between the floors.
     """
-    pairs = []
+    pairs, weights = [], []
     for window in windows:
         evidence, gained = asked(window), between(window, after, before)
         if evidence and evidence.recompute_s > 0 and gained.per:
             pairs.append((1.0, 1 - gained.of / evidence.recompute_s))
-    return Trial(pairs, f"cost of what could be fetched, recomputing from {after} to {before} tokens being 1")
+            weights.append(evidence.recompute_s)
+    return Trial(pairs, f"cost of what could be fetched, recomputing from {after} to {before} tokens being 1", weights)
 
 
 def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: datetime, filled_at: datetime) -> Spells:
@@ -113,8 +114,8 @@ def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: da
 
 def eviction_trial(windows: Iterable[Window], before: str, after: str, capacity: float | None) -> Trial:
     """Ghosts of two algorithms at about the pool's size (``capacity`` in bytes)."""
-    pairs = [pair for window in windows if (pair := _missed(window, before, after, capacity))]
-    return Trial(pairs, "missed share of the prompts")
+    told = [missed for window in windows if (missed := _missed(window, before, after, capacity))]
+    return Trial([(old, new) for old, new, _ in told], "missed share of the prompts", [tokens for *_, tokens in told])
 
 
 def size_trial(
@@ -196,14 +197,14 @@ def _measured(windows: Windows) -> Groups:
     return Groups(pairs, "seconds per token, measured by holdout", weights)
 
 
-def _missed(window: Window, before: str, after: str, capacity: float | None) -> tuple[float, float] | None:
-    """Missed shares of both algorithms at a size near ``capacity``; None if they share no such size."""
+def _missed(window: Window, before: str, after: str, capacity: float | None) -> tuple[float, float, float] | None:
+    """Missed shares of both algorithms at a size near ``capacity``, and tokens; None if they share no such size."""
     told = ghost_tokens(window)
     size = nearest([size for name, size in told if name == before and (after, size) in told], capacity)
     if size is None:
         return None
     (had, of), (hit, asked) = told[before, size], told[after, size]
-    return (of - had) / of, (asked - hit) / asked
+    return (of - had) / of, (asked - hit) / asked, of
 
 
 def _distance(one: Shape, other: Shape) -> float:
