@@ -284,6 +284,9 @@ def test_sizes_with_a_price_are_tried_by_seconds_and_rent():
     assert trial.pairs == [(old, pytest.approx(new + 2 * 100 / 10 / 40)) for old, new in alone.pairs]
     smaller = size_trial([busy, idle], FULL, HALF, rates=rates, hosts=2)
     assert weigh(smaller, worse_by=0.02).state != "rolled_back"
+    later = replace(idle, start=after(hours=9))  # no agent led meanwhile, and nobody knows what was asked
+    apart = size_trial([busy, later], HALF, FULL, rates=rates, hosts=2)
+    assert apart.pairs == [(old, pytest.approx(new + 2 * 100 / 10 * 70 / 60 / 40)) for old, new in alone.pairs]
 
 
 def test_an_idle_namespace_weighs_what_it_asks():

@@ -138,9 +138,8 @@ def size_trial(
             weighed.append(prospect)
     rent_each_s = 0.0
     if weighed:
-        hours = (max(map(ended, weighed)) - min(one.start for one in weighed)).total_seconds() / 3600
         more_s = rent_s(after, rates, hosts) - rent_s(before, rates, hosts)
-        rent_each_s = more_s * hours / sum(one.requests for one in weighed)
+        rent_each_s = more_s * _covered_s(weighed) / 3600 / sum(one.requests for one in weighed)
     summed = [[sum(column) for column in zip(*rows, strict=True)] for rows in parts.values()]
     pairs = [(old_s / requests, new_s / requests + rent_each_s) for requests, old_s, new_s in summed]
     return Trial(pairs, "seconds to the first token per request", [float(requests) for requests, *_ in summed])
@@ -182,6 +181,16 @@ def coarse(trial: Trial, parts: int) -> Trial:
     sides = ([fmean(side, weights[cut]) for side in zip(*trial.pairs[cut], strict=True)] for cut in cuts)
     pairs = [(before, after) for before, after in sides]
     return replace(trial, pairs=pairs, weights=[sum(weights[cut]) for cut in cuts] if trial.weights else ())
+
+
+def _covered_s(prospects: Sequence[Prospect]) -> float:
+    """Seconds that prospects, oldest first, tell of: without those in which no agent counted requests."""
+    seconds, until = 0.0, prospects[0].start
+    for prospect in prospects:
+        end = ended(prospect)
+        seconds += max(0.0, (end - max(prospect.start, until)).total_seconds())
+        until = max(until, end)
+    return seconds
 
 
 def _measured(windows: Windows) -> Groups:
