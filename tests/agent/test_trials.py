@@ -97,6 +97,7 @@ def lengths(index, **gained):
     return by_length(remote_window(index, requests=99, fetch=1, recompute=100), 10.0, **gained)
 
 
+SHORT = {"requests": 1, "fetch": 0.02, "recompute": 0.03}
 GAIN, LOSS, NOISE = (9.0, 11.0, 10.0, 12.0), (-9.0, -11.0, -10.0, -12.0), (9.0, -11.0, 10.0, -9.0)
 
 
@@ -124,6 +125,18 @@ def test_a_floor_is_weighed_against_all_that_could_be_fetched():
     late.values["gate_candidate_seconds_total{kind=recompute}"] = 0.0
     assert floor_trial(1024, 0, [*windows, late]) == floor_trial(1024, 0, windows)
     assert "recomputing from 0 to 1024 tokens being 1: 1.01 against 1 with the old setting, 1.0% more" in verdict.reason
+
+
+def test_a_quiet_window_of_fetches_counts_as_little_as_it_asks():
+    """Thirty busy windows gain 60 of 100 s each; in ten quiet ones a short prompt was loaded too late."""
+    windows = []
+    for index in range(40):
+        busy, gain = index % 4 < 3, 60.0 + index % 3
+        seen = {"requests": 100, "fetch": 35, "recompute": 100, "saved": gain} if busy else {**SHORT, "lost": 0.25}
+        windows.append(by_length(remote_window(index, **seen), 1.0, t1024=gain if busy else -0.25))
+    for trial in (fetch_trial("on", windows, TYPICAL), floor_trial(4096, 0, windows)):
+        verdict = weigh(trial, worse_by=0.02)
+        assert (verdict.state, verdict.evidence["after"]) == ("kept", pytest.approx(0.39, abs=0.01))
 
 
 CHANGED, FILLED = after(seconds=300), after(seconds=600)
@@ -213,26 +226,36 @@ def test_a_holdout_is_an_experiment():
     assert (margin.state, margin.reason) == ("inconclusive", "there is nothing to weigh tiers.remote.margin by")
 
 
-def ghosts(index, **hits):
-    """By algorithm: hit tokens of 100, at 1 and at 2 GiB."""
+def ghosts(index, asked=100.0, **hits):
+    """By algorithm: hit tokens of those asked for, at 1 and at 2 GiB."""
     values = {}
     for algorithm, at_sizes in hits.items():
         for size, hit in zip((GIB, 2 * GIB), at_sizes, strict=True):
             name = f"whatif_tokens_total{{algorithm={algorithm},capacity_bytes={size},result="
-            values[f"{name}hit}}"], values[f"{name}miss}}"] = hit, 100.0 - hit
+            values[f"{name}hit}}"], values[f"{name}miss}}"] = hit, asked - hit
     return pool(index, values)
 
 
 def test_algorithms_are_tried_by_their_ghosts_at_the_pools_size():
     """The missed share of both, at the simulated size nearest to the pool's; windows without both do not count."""
     windows = [ghosts(0, lru=(50, 60), arc=(55, 50)), ghosts(1, lru=(50, 60)), pool(2, {})]
-    assert eviction_trial(windows, "lru", "arc", 0.9 * GIB) == Trial([(0.5, 0.45)], "missed share of the prompts")
+    assert eviction_trial(windows, "lru", "arc", 0.9 * GIB) == Trial(
+        [(0.5, 0.45)], "missed share of the prompts", [100]
+    )
     assert eviction_trial(windows, "lru", "arc", 3.0 * GIB).pairs == [(0.4, 0.5)]
     assert eviction_trial(windows, "lru", "arc", 4.1 * GIB).pairs == [], "no ghost of about its size"
     assert eviction_trial(windows, "lru", "arc", None).pairs == [], "nor of one that nobody knows"
     strange = {"whatif_tokens_total{algorithm=arc,capacity_bytes=<b>,result=hit}": 5.0}
     told = [replace(one, values={**one.values, **strange}) for one in windows]
     assert eviction_trial(told, "lru", "arc", GIB) == eviction_trial(windows, "lru", "arc", GIB)
+
+
+def test_a_quiet_window_of_a_pool_counts_as_little_as_it_asks():
+    """ARC hits two points more of millions of tokens, and a fifth less of the few in between."""
+    busy = [ghosts(index, 5e6, lru=(2.5e6, 0), arc=(2.6e6 + 1e4 * (index % 3), 0)) for index in range(20)]
+    idle = [ghosts(index, 5e4, lru=(2.5e4, 0), arc=(1.5e4, 0)) for index in range(20)]
+    trial = eviction_trial([each for both in zip(busy, idle, strict=True) for each in both], "lru", "arc", GIB)
+    assert weigh(trial, worse_by=0.02).state == "kept"
 
 
 HALF, MORE, FULL = Shape(100, 0, 100), Shape(150, 0, 50), Shape(200, 0, 0)
@@ -261,6 +284,9 @@ def test_sizes_with_a_price_are_tried_by_seconds_and_rent():
     assert trial.pairs == [(old, pytest.approx(new + 2 * 100 / 10 / 40)) for old, new in alone.pairs]
     smaller = size_trial([busy, idle], FULL, HALF, rates=rates, hosts=2)
     assert weigh(smaller, worse_by=0.02).state != "rolled_back"
+    later = replace(idle, start=after(hours=9))  # no agent led meanwhile, and nobody knows what was asked
+    apart = size_trial([busy, later], HALF, FULL, rates=rates, hosts=2)
+    assert apart.pairs == [(old, pytest.approx(new + 2 * 100 / 10 * 70 / 60 / 40)) for old, new in alone.pairs]
 
 
 def test_an_idle_namespace_weighs_what_it_asks():

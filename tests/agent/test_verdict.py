@@ -75,6 +75,13 @@ def test_windows_count_by_their_weights():
     assert one.state == "inconclusive"
 
 
+@pytest.mark.parametrize("little", [1e-9, 1e-30])
+def test_a_window_beside_which_all_others_are_nothing_decides_nothing(little):
+    """It is one window, however much it weighs, and has no error of its own."""
+    trial = Trial([(1.0, 0.9), (1.0, 1.2), (1.0, 1.3)], weights=(1e15, little, little))
+    assert weigh(trial, worse_by=0.02).state == "inconclusive"
+
+
 @given(COSTS, st.floats(0, 0.5))
 def test_a_change_and_its_undoing_are_never_both_kept(pairs, worse_by):
     """What is kept would not be kept the other way round; what is rolled back would be kept the other way round."""

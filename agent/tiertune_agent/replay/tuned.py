@@ -299,11 +299,12 @@ class ReplayAgent:
             return size_trial(prospects, self._split_shape(before), self._split_shape(after))
         if change.target == REMOTE:
             windows = [window for window in stores.remote if window.start >= since]
-            if change.field == gate_settings.FLOOR:
-                return floor_trial(before, after, windows)
-            return fetch_trial(after, windows, stores.typical())
-        windows = [window for window in stores.windows if window.start >= since]
-        return eviction_trial(windows, before, after, float(self.shape.dram))
+            floor = change.field == gate_settings.FLOOR
+            trial = floor_trial(before, after, windows) if floor else fetch_trial(after, windows, stores.typical())
+        else:
+            windows = [window for window in stores.windows if window.start >= since]
+            trial = eviction_trial(windows, before, after, float(self.shape.dram))
+        return replace(trial, weights=())  # as when the published figures were made (ADR 0065)
 
     def _set(self, tier: str, field: str, value: Any) -> None:  # noqa: ANN401 (of a document)
         self._settled_s[tier] = (self._at_s // self._period_s + 1) * self._period_s

@@ -5,6 +5,7 @@ with those after it.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from statistics import fmean
 
@@ -18,7 +19,7 @@ from tiertune_agent.tuners.lengths import between
 from tiertune_agent.tuners.remote_fetch import asked, estimated
 from tiertune_agent.tuners.tier_size import rent_s, simulated, size_of
 from tiertune_agent.verdicts.holdout import GROUPS, sums
-from tiertune_agent.verdicts.verdict import Spells, Trial, Verdict
+from tiertune_agent.verdicts.verdict import Groups, Spells, Trial, Verdict
 from tiertune_connector.whatif.chain import Shape
 
 NO_PRICES = Rates()
@@ -56,20 +57,18 @@ def unweighed(decision: Decision | Proposal) -> Verdict:
 def fetch_trial(after: str, windows: Windows, typical: TypicalCandidate | None) -> Trial:
     """Fetching against recomputing, when fetching was switched to ``after`` (on, off).
 
-    Measured by a holdout if there is one, else by outcomes (what the gate refuses costs as much as recomputing), or by
-    estimates while fetching is off.
+    On is measured by a holdout if there is one, else by outcomes (what the gate refuses costs as much as recomputing).
+    Off is judged by estimates: then requests that are not held out do not fetch either.
     """
-    groups = ([sums(window, group) for group in GROUPS] for window in windows)
-    both = [(held, fetched) for held, fetched in groups if held.tokens > 0 and fetched.tokens > 0]
-    pairs = [(held.per_token, fetched.per_token) for held, fetched in both]
-    of, on = "seconds per token, measured by holdout", after == "on"
-    if len(pairs) < ENOUGH_WINDOWS:
-        seen = (asked(window) if on else estimated(window, typical) for window in windows)
-        told = [evidence for evidence in seen if evidence and evidence.recompute_s > 0]
-        gains = [evidence.saved_s - evidence.lost_s if on else evidence.gain_s for evidence in told]
-        pairs = [(1.0, 1 - gain_s / evidence.recompute_s) for gain_s, evidence in zip(gains, told, strict=True)]
-        of = "cost of what could be fetched, recomputing being 1"
-    return Trial(pairs if on else [(fetched, recomputed) for recomputed, fetched in pairs], of)
+    on = after == "on"
+    if on and (measured := _measured(windows)).windows >= ENOUGH_WINDOWS:
+        return measured
+    seen = (asked(window) if on else estimated(window, typical) for window in windows)
+    told = [evidence for evidence in seen if evidence and evidence.recompute_s > 0]
+    gains = [evidence.saved_s - evidence.lost_s if on else evidence.gain_s for evidence in told]
+    pairs = [(1.0, 1 - gain_s / evidence.recompute_s) for gain_s, evidence in zip(gains, told, strict=True)]
+    of, weights = "cost of what could be fetched, recomputing being 1", [evidence.recompute_s for evidence in told]
+    return Trial(pairs if on else [(fetched, recomputed) for recomputed, fetched in pairs], of, weights)
 
 
 def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
@@ -77,12 +76,13 @@ def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
 
     A length class counts if it begins between the floors.
     """
-    pairs = []
+    pairs, weights = [], []
     for window in windows:
         evidence, gained = asked(window), between(window, after, before)
         if evidence and evidence.recompute_s > 0 and gained.per:
             pairs.append((1.0, 1 - gained.of / evidence.recompute_s))
-    return Trial(pairs, f"cost of what could be fetched, recomputing from {after} to {before} tokens being 1")
+            weights.append(evidence.recompute_s)
+    return Trial(pairs, f"cost of what could be fetched, recomputing from {after} to {before} tokens being 1", weights)
 
 
 def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: datetime, filled_at: datetime) -> Spells:
@@ -114,8 +114,8 @@ def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: da
 
 def eviction_trial(windows: Iterable[Window], before: str, after: str, capacity: float | None) -> Trial:
     """Ghosts of two algorithms at about the pool's size (``capacity`` in bytes)."""
-    pairs = [pair for window in windows if (pair := _missed(window, before, after, capacity))]
-    return Trial(pairs, "missed share of the prompts")
+    told = [missed for window in windows if (missed := _missed(window, before, after, capacity))]
+    return Trial([(old, new) for old, new, _ in told], "missed share of the prompts", [tokens for *_, tokens in told])
 
 
 def size_trial(
@@ -138,9 +138,8 @@ def size_trial(
             weighed.append(prospect)
     rent_each_s = 0.0
     if weighed:
-        hours = (max(map(ended, weighed)) - min(one.start for one in weighed)).total_seconds() / 3600
         more_s = rent_s(after, rates, hosts) - rent_s(before, rates, hosts)
-        rent_each_s = more_s * hours / sum(one.requests for one in weighed)
+        rent_each_s = more_s * _covered_s(weighed) / 3600 / sum(one.requests for one in weighed)
     summed = [[sum(column) for column in zip(*rows, strict=True)] for rows in parts.values()]
     pairs = [(old_s / requests, new_s / requests + rent_each_s) for requests, old_s, new_s in summed]
     return Trial(pairs, "seconds to the first token per request", [float(requests) for requests, *_ in summed])
@@ -180,17 +179,40 @@ def coarse(trial: Trial, parts: int) -> Trial:
     cuts = [slice(start, start + size) for start in range(0, trial.windows, size)]
     sides = ([fmean(side, weights[cut]) for side in zip(*trial.pairs[cut], strict=True)] for cut in cuts)
     pairs = [(before, after) for before, after in sides]
-    return Trial(pairs, trial.of, [sum(weights[cut]) for cut in cuts] if trial.weights else ())
+    return replace(trial, pairs=pairs, weights=[sum(weights[cut]) for cut in cuts] if trial.weights else ())
 
 
-def _missed(window: Window, before: str, after: str, capacity: float | None) -> tuple[float, float] | None:
-    """Missed shares of both algorithms at a size near ``capacity``; None if they share no such size."""
+def _covered_s(prospects: Sequence[Prospect]) -> float:
+    """Seconds that prospects, oldest first, tell of: without those in which no agent counted requests."""
+    seconds, until = 0.0, prospects[0].start
+    for prospect in prospects:
+        end = ended(prospect)
+        seconds += max(0.0, (end - max(prospect.start, until)).total_seconds())
+        until = max(until, end)
+    return seconds
+
+
+def _measured(windows: Windows) -> Groups:
+    """Requests held out against those that fetch, where a window has both.
+
+    Weighed as Mantel and Haenszel weigh strata (1959): unbiased in windows of a request each, where a mean of ratios is
+    not, and whatever traffic and the share held out were in each.
+    """
+    groups = ([sums(window, group) for group in GROUPS] for window in windows)
+    both = [(held, fetched) for held, fetched in groups if held.tokens > 0 and fetched.tokens > 0]
+    pairs = [(held.per_token, fetched.per_token) for held, fetched in both]
+    weights = [held.tokens * fetched.tokens / (held.tokens + fetched.tokens) for held, fetched in both]
+    return Groups(pairs, "seconds per token, measured by holdout", weights)
+
+
+def _missed(window: Window, before: str, after: str, capacity: float | None) -> tuple[float, float, float] | None:
+    """Missed shares of both algorithms at a size near ``capacity``, and tokens; None if they share no such size."""
     told = ghost_tokens(window)
     size = nearest([size for name, size in told if name == before and (after, size) in told], capacity)
     if size is None:
         return None
     (had, of), (hit, asked) = told[before, size], told[after, size]
-    return (of - had) / of, (asked - hit) / asked
+    return (of - had) / of, (asked - hit) / asked, of
 
 
 def _distance(one: Shape, other: Shape) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import hypot, sqrt
 from statistics import fmean
 from typing import ClassVar, NamedTuple
@@ -29,7 +30,7 @@ class Trial:
     of: str = "cost"
     """What the values are, such as ``seconds per request``."""
     weights: Sequence[float] = ()
-    """Weights of the windows, such as their requests; empty: all count alike."""
+    """Weights of the windows, such as their requests, all above 0; empty: all count alike."""
     few: ClassVar = "told anything"
     """What is told of its windows if they are too few."""
 
@@ -43,10 +44,24 @@ class Trial:
         before, after = zip(*self.pairs, strict=True)
         differences = [new - old for old, new in self.pairs]
         change, total, squares = fmean(differences, weights), sum(weights), sum(weight**2 for weight in weights)
+        products = 2 * sum(
+            each * sum_before for each, sum_before in zip(weights[1:], accumulate(weights), strict=False)
+        )
         spread = sum(weight * (each - change) ** 2 for each, weight in zip(differences, weights, strict=True))
-        error = sqrt(spread * squares / (total**2 - squares) / total)
+        error = sqrt(spread * squares / products / total)
         told = f"{self.windows} windows"
         return Compared(fmean(before, weights), fmean(after, weights), change, error, "with the old setting", told)
+
+
+class Groups(Trial):
+    """A pair is of requests that were drawn by lot, as a holdout's groups are: others, but of the same window.
+
+    The error is that of a ratio of sums: a pair of few requests is far off as a rule, and has little weight.
+    """
+
+    def compared(self) -> "Compared":
+        parts = [Summand(new - old, 1.0, weight) for (old, new), weight in zip(self.pairs, self.weights, strict=True)]
+        return super().compared()._replace(error=ratio(parts).error)
 
 
 @dataclass(frozen=True)
