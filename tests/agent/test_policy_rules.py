@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.policies import CONTRACT, GIB
+from tiertune_agent.policy import present
 from tiertune_agent.policy.document import (
     DEFAULT,
     advises,
@@ -191,6 +192,38 @@ def test_an_override_may_freeze_alone(policy_of):
         frozen_by(policy.for_target(Target(store, "dram")), datetime(2025, 3, 7, 9, 30, tzinfo=UTC)) for store in "ab"
     ]
     assert held == ["by the policy's calendar until Fri 10:00 UTC", ""]
+
+
+PRESENT = """
+version: 1
+mode: observe
+tuners: {admission: {mode: recommend}}
+overrides:
+- match: {store: host-a, model: "llama-*"}
+  mode: auto
+- match: {store: host-a}
+  guard: {freeze: [{from: "09:00", to: "12:00"}]}
+- match: {store: fleet}
+  mode: recommend
+  guard: {freeze: [{from: "09:00", to: "10:00"}]}
+"""
+
+
+def test_what_tuners_may_do_at_a_store_is_that_of_its_targets(policy_of):
+    """The strongest mode of any; of tiers that it has not, and of tuners that only advise, nothing is told."""
+    policy, now = policy_of(PRESENT), datetime(2025, 3, 7, 9, 30, tzinfo=UTC)
+    tiers = {"dram": {"health": "ok"}, "remote": {"health": "ok"}}
+    both = {"tiers": tiers, "pools": {"a": {"model": "llama-8b", "dram": {}}, "b": {"model": "qwen-32b", "dram": {}}}}
+    found = present.of_store(policy, "host-a", both, now)
+    ours = {"remote_fetch": "observe", "tier_size": "observe", "eviction": "auto", "admission": "recommend"}
+    assert (found.modes, found.document()["frozen"]) == (ours, "by the policy's calendar until Fri 12:00 UTC")
+    other = present.of_store(policy, "host-b", {"tiers": {"dram": {"health": "ok"}}}, now)
+    assert (other.modes, other.document()["frozen"]) == ({"tier_size": "observe"}, None)
+    remote = present.of_remote(policy, now)
+    assert remote.modes == {"tier_size": "recommend", "eviction": "recommend"}
+    assert present.frozen_all(policy, (found, remote), now).hour == 10
+    assert present.frozen_all(policy, (found, remote, other), now) is None
+    assert present.frozen_all(policy, (), now) is None
 
 
 @given(minutes=st.integers(0, 7 * 24 * 60))
