@@ -292,6 +292,37 @@ def test_a_tuner_that_only_recommends_says_so_on_auto(policy_of):
     assert [note.split(":")[0] for note in notes] == ["tuners.advice.mode"]
 
 
+@pytest.mark.parametrize(
+    ("own", "override", "outranked"),
+    [
+        ("remote_fetch: {mode: auto}", "mode: observe", "tuners.remote_fetch.mode (auto)"),
+        ("remote_fetch: {mode: auto}", "mode: recommend", "tuners.remote_fetch.mode (auto)"),
+        ("remote_fetch: {mode: auto}", "mode: auto", ""),
+        ("remote_fetch: {mode: observe}", "mode: auto", ""),
+        ("remote_fetch: {mode: auto}", "guard: {soak: 5m}", ""),
+        ("remote_fetch: {mode: auto}", "mode: observe, tuners: {remote_fetch: {mode: auto}}", ""),
+        ("remote_fetch: {mode: auto}", "mode: observe, tuners: {remote_fetch: {mode: null}}", ""),
+        (
+            "remote_fetch: {mode: auto}, eviction: {mode: recommend}",
+            "mode: observe, tuners: {remote_fetch: {period: 1m}}",
+            "tuners.remote_fetch.mode (auto), tuners.eviction.mode (recommend)",
+        ),
+    ],
+)
+def test_an_override_that_calms_not_all_tuners_is_told(policy_of, own, override, outranked):
+    """Hands off these hosts is not off what has a stronger mode of its own, unless the override names that as well."""
+    text = f"version: 1\ntuners: {{{own}}}\noverrides: [{{match: {{store: b}}, {override}}}]\n"
+    note = f"overrides.0.mode: a tuner's own mode outranks it: {outranked}; set that here, too"
+    assert without_effect(policy_of(text)) == ([note] if outranked else [])
+
+
+def test_another_entry_for_the_same_stores_may_calm_the_rest(policy_of):
+    """Nothing to tell then."""
+    calm = "{match: {store: b}, mode: observe}, {match: {store: b}, tuners: {remote_fetch: {mode: observe}}}"
+    text = f"version: 1\ntuners: {{remote_fetch: {{mode: auto}}}}\noverrides: [{calm}]\n"
+    assert without_effect(policy_of(text)) == []
+
+
 def test_prices_become_rates(policy_of):
     """A month has 730 hours."""
     made = rates(policy_of(CONTRACT).prices)

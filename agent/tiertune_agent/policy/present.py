@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import get_args
 
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.policy.document import Policy, Rule, by_calendar, frozen_until, made, mode_of
@@ -10,7 +11,8 @@ from tiertune_agent.records import FLEET, Target
 from tiertune_agent.tuners.base import Mode, Tuner
 from tiertune_agent.tuners.registry import OF_REMOTE, OF_STORES
 
-STRENGTH: tuple[Mode, ...] = ("observe", "recommend", "auto")
+STRENGTH: Sequence[Mode] = get_args(Mode)
+"""Modes, the one that does least first."""
 
 
 @dataclass(frozen=True)
