@@ -1,5 +1,6 @@
 """admission: everything is written behind, unless even the worst that writing less can lose is cheaper."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -111,6 +112,22 @@ def test_a_network_that_costs_more_than_all_fetches_save():
     no_change(answer(windows(), rates=cheap))
     no_change(answer(windows(saved=500.0), rates=dear))
     no_change(answer(windows(tier="disk"), tier="disk", rates=dear))
+
+
+def test_a_codec_makes_the_network_cheaper():
+    """Chunks are paid for as they go over it: at a tenth of their size what dear chunks cost is a tenth."""
+    spared, dear = "tier_spared_bytes_total{operation=write}", Rates(gpu_hour=2.5, network_gib=0.1)
+    moved = "tier_transfer_bytes_total{operation=write}"
+    history = windows()
+    small = [
+        replace(one, values={**one.values, spared: 0.9 * one.values[moved]}) if one.tier == "remote" else one
+        for one in history
+    ]
+    proposal(answer(history, rates=dear))
+    no_change(answer(small, rates=dear))
+    assert [seen.sent_bytes for seen in passed(small, "remote")] == pytest.approx(
+        [0.1 * seen.written_bytes for seen in passed(history, "remote")]
+    )
 
 
 @pytest.mark.parametrize(
