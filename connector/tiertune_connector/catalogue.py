@@ -137,6 +137,9 @@ METRICS: tuple[Metric, ...] = (
     _counter(
         "codec_bytes_total", "Bytes that codecs took in and gave out, for chunks in the remote.", "operation", "form"
     ),
+    _counter(
+        "tier_spared_bytes_total", "Payload bytes moved that the codec kept off the network.", "tier", "operation"
+    ),
     _gauge("tier_health", "1 for the state that a tier is in.", "tier", "state"),
     _gauge("tier_server_health", "The same for one server of a tier that has several.", "tier", "server", "state"),
     _counter("write_behind_dropped_total", "Chunks to be written behind that were not.", "tier", "reason"),

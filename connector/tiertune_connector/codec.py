@@ -101,6 +101,11 @@ class Codec:
         filled = round(nbytes / ratio)
         return f"{name}-{ratio:.1f}", random.Random(nbytes).randbytes(filled).ljust(nbytes, b"\0")  # noqa: S311
 
+    def moved(self, operation: str, payload: int, stored: int) -> None:
+        """Count what the network was spared of a chunk that has come or gone."""
+        if stored < payload:
+            self.counters.add("tier_spared_bytes_total", ("remote", operation), payload - stored)
+
     def _count(self, operation: str, started: float, payload: int, stored: int) -> None:
         self.counters.observe("tier_operation_seconds", ("remote", operation, "ok"), self.clock() - started)
         self.counters.add("codec_bytes_total", (operation, "payload"), payload)

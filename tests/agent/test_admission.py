@@ -1,5 +1,6 @@
 """admission: everything is written behind, unless even the worst that writing less can lose is cheaper."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -120,6 +121,22 @@ def test_without_a_price_of_gpus_no_money_is_weighed(saved):
     no_change(answer(windows(saved=saved), rates=unpriced), "always stays: prices.gpu_hour is 0")
     no_change(answer(windows(saved=saved), "second_access", rates=unpriced), "the network costs 0.1 per GiB")
     assert "drops 50% by chance" in proposal(answer(windows(dropped=100, evicted=400), rates=unpriced)).reason
+
+
+def test_a_codec_makes_the_network_cheaper():
+    """Chunks are paid for as they go over it: at a tenth of their size what dear chunks cost is a tenth."""
+    spared, dear = "tier_spared_bytes_total{operation=write}", Rates(gpu_hour=2.5, network_gib=0.1)
+    moved = "tier_transfer_bytes_total{operation=write}"
+    history = windows()
+    small = [
+        replace(one, values={**one.values, spared: 0.9 * one.values[moved]}) if one.tier == "remote" else one
+        for one in history
+    ]
+    proposal(answer(history, rates=dear))
+    no_change(answer(small, rates=dear))
+    assert [seen.sent_bytes for seen in passed(small, "remote")] == pytest.approx(
+        [0.1 * seen.written_bytes for seen in passed(history, "remote")]
+    )
 
 
 @pytest.mark.parametrize(

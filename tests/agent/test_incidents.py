@@ -174,6 +174,19 @@ class TestVainKnobs:
         held = {DIGEST: {"model": "llama", "disk": {"effective": {"capacity_bytes": 1 << 30}}}}
         assert told(decisions=[self.SIZE], status=STATUS | {"pools": held}) == {}
 
+    def test_a_disk_for_which_no_engine_has_come(self):
+        """What a restart found there may have what it holds, until somebody asks for more; more than all is wrong."""
+        disk = replace(self.SIZE, field="tiers.disk.capacity_bytes", target=Target("host-a", "disk"))
+        tuning = replaced(TUNING, disk.field, 1 << 30)
+
+        def of(mib, **more):
+            pool = {"model": "llama", "disk": {"effective": {"capacity_bytes": mib << 20}}, **more}
+            return told(decisions=[disk], tuning=tuning, status=STATUS | {"pools": {DIGEST: pool}})
+
+        assert of(1) == of(1024) == of(1024, dram={}) == {}
+        assert "effective are 1.0 MiB" in of(1, dram={})["knob_without_effect"]
+        assert "effective are 2.0 GiB" in of(2048)["knob_without_effect"]
+
     def test_a_switch_that_engines_ignore(self):
         """Off, and still there are fetches."""
         off = replaced(TUNING, "tiers.remote.fetch", "off")

@@ -205,6 +205,16 @@ def test_rent_that_nobody_tells_is_unknown_and_not_nothing(told, rates, rent, re
     assert (booked.amounts["rent"], booked.money) == (rent, remains)
 
 
+def test_the_network_is_paid_for_what_went_over_it():
+    """Bytes that the store's codec spared it are neither moved nor paid; more than moved were never spared."""
+    told = {"tier_transfer_bytes_total{operation=write}": 3 * GIB, "tier_transfer_bytes_total{operation=read}": 1 * GIB}
+    told["tier_spared_bytes_total{operation=write}"] = 2 * GIB
+    booked = entry(window("remote", told, seconds=3600.0), RATES)
+    assert (booked.transferred, booked.amounts["network"]) == (2 * GIB, 0.25)
+    alone = entry(window("remote", {"tier_spared_bytes_total{operation=read}": 1.0}), RATES)
+    assert (alone.transferred, alone.amounts["network"]) == (0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("tier", "namespace", "told", "known"),
     [

@@ -13,6 +13,15 @@ from tiertune_agent.web.overview import overview
 
 pytestmark = pytest.mark.slow
 
+STAGED = """
+version: 1
+mode: %s
+guard: {changes_per_hour: 100, min_requests: 1, soak: 1m%s}
+tuners: {remote_fetch: {period: 15s, disable_after: 2, enable_after: 2}}
+overrides: [{match: {store: "host-*"}, %s}]
+"""
+FROZEN = '[{from: "00:00", to: "00:00"}]'
+
 
 def test_many_incidents_of_one_kind_do_not_hide_what_else_is_open(agent, http):
     """Three of a kind stand there; how many more there are is told, and they can be opened."""
@@ -265,6 +274,29 @@ class TestWhatItTells:
         assert "changes nothing by itself now; who approves or rolls back may." in told
         assert "Changes only commanded ones, by the policy's calendar until Thu 00:00 UTC" in told
         assert "Frozen" not in told
+
+    def test_modes_are_those_of_the_stores(self, look, rounds, policy_file, store):
+        """A staged roll-out by an override: what happens at its store is not told as if nothing did."""
+        policy_file.write_text(STAGED % ("observe", "", "mode: auto"))
+        rounds(2)
+        store.bandwidth = SLOW
+        rounds(4)
+        told = look().text
+        assert "fetching from the remote tier is off at host-a." in told
+        assert "TierTune changes by itself what is on auto" in told
+        assert "Mode remote fetch auto, tier size auto" in told
+
+    @pytest.mark.parametrize(
+        ("base", "laid", "changes"),
+        [(FROZEN, "[]", "Changes allowed"), ("[]", FROZEN, "Changes only commanded ones, by the policy's calendar")],
+    )
+    def test_calendars_are_those_of_the_stores(self, look, rounds, policy_file, *, base, laid, changes):
+        """An override thaws its store, or freezes it alone."""
+        policy_file.write_text(STAGED % ("auto", f", freeze: {base}", f"guard: {{freeze: {laid}}}"))
+        rounds(1)
+        told = look().text
+        assert changes in told
+        assert ("changes nothing by itself now" in told) == (laid == FROZEN)
 
     def test_a_policy_that_cannot_be_read_is_an_open_incident(self, look, agent, policy_file):
         """A bad edit shows with its place, and with what stays in force."""

@@ -13,12 +13,13 @@ from tiertune_agent.web.evidence import SHOWN_ROWS, tables
 from tiertune_agent.web.figures import Cost
 from tiertune_agent.web.over_time import OFF, cost_chart
 
-STORE = {"name": "a", "observed": None, "reachable": True, "bypass": False, "pending_bypass": None}
+STORE = {"name": "a", "observed": None, "reachable": True, "bypass": False, "pending_bypass": None, "frozen": None}
 FLEET = {
     "stores": [],
     "unheard": {"stores": [], "sources": []},
     "bypass_unheard": [],
     "frozen": None,
+    "remote": None,
     "incidents": {},
     "leader": True,
 }
@@ -117,7 +118,8 @@ SHARED, AWAY = "Engines share KV chunks; there is no remote tier.", "4 of 5 stor
 
 
 def headed(fleet, modes=None, *, traffic=True):
-    return headline.headline(FLEET | fleet, modes or {}, traffic=traffic, waiting=0)
+    at = {what: {"a": mode} if isinstance(mode, str) else mode for what, mode in (modes or {}).items()}
+    return headline.headline(FLEET | fleet, at, traffic=traffic, waiting=0)
 
 
 class TestWords:
@@ -179,6 +181,26 @@ class TestWords:
         (mode,) = (fact.value for fact in made.facts if fact.name == "Mode")
         assert (made.more, mode) == (expected, ", ".join(f"{what} {mode}" for what, mode in told.items()))
         assert headed({"stores": [STORE], "leader": False}, told).more == "This agent stands by: another one leads."
+
+    @pytest.mark.parametrize(
+        ("modes", "frozen", "mode", "more", "changes"),
+        [
+            ("observe auto auto", "", "auto at b and c, else observe", "auto", "allowed"),
+            ("observe recommend auto", "", "auto at c, recommend at b, else observe", "auto", "allowed"),
+            ("recommend recommend recommend", "", "recommend", "recommend", "allowed"),
+            ("observe auto auto", "b", "auto at b and c, else observe", "auto", "only commanded ones at b,"),
+            ("observe auto observe", "b", "auto at b, else observe", "", "only commanded ones at b,"),
+            ("observe auto observe", "ac", "auto at b, else observe", "auto", "only commanded ones at a and c,"),
+        ],
+    )
+    def test_what_holds_only_at_some_stores_is_told_with_them(self, modes, frozen, mode, more, changes):
+        """The strongest mode first; the calendar stops all only if it stops every store that has this mode."""
+        stores = [{**STORE, "name": name, "frozen": "by the calendar" if name in frozen else None} for name in "abc"]
+        made = headed({"stores": stores}, {"fetch": dict(zip("abc", modes.split(), strict=True))})
+        facts = {fact.name: fact.value for fact in made.facts}
+        assert facts["Mode"] == f"fetch {mode}"
+        assert made.more == headline.DOES.get(more, headline.CALENDAR)
+        assert facts["Changes"].startswith(changes)
 
     @pytest.mark.parametrize(
         ("stores", "sources", "level", "sentence", "told"),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.policies import CONTRACT, GIB
+from tiertune_agent.policy import present
 from tiertune_agent.policy.document import (
     DEFAULT,
     advises,
@@ -193,6 +194,38 @@ def test_an_override_may_freeze_alone(policy_of):
     assert held == ["by the policy's calendar until Fri 10:00 UTC", ""]
 
 
+PRESENT = """
+version: 1
+mode: observe
+tuners: {admission: {mode: recommend}}
+overrides:
+- match: {store: host-a, model: "llama-*"}
+  mode: auto
+- match: {store: host-a}
+  guard: {freeze: [{from: "09:00", to: "12:00"}]}
+- match: {store: fleet}
+  mode: recommend
+  guard: {freeze: [{from: "09:00", to: "10:00"}]}
+"""
+
+
+def test_what_tuners_may_do_at_a_store_is_that_of_its_targets(policy_of):
+    """The strongest mode of any; of tiers that it has not, and of tuners that only advise, nothing is told."""
+    policy, now = policy_of(PRESENT), datetime(2025, 3, 7, 9, 30, tzinfo=UTC)
+    tiers = {"dram": {"health": "ok"}, "remote": {"health": "ok"}}
+    both = {"tiers": tiers, "pools": {"a": {"model": "llama-8b", "dram": {}}, "b": {"model": "qwen-32b", "dram": {}}}}
+    found = present.of_store(policy, "host-a", both, now)
+    ours = {"remote_fetch": "observe", "tier_size": "observe", "eviction": "auto", "admission": "recommend"}
+    assert (found.modes, found.document()["frozen"]) == (ours, "by the policy's calendar until Fri 12:00 UTC")
+    other = present.of_store(policy, "host-b", {"tiers": {"dram": {"health": "ok"}}}, now)
+    assert (other.modes, other.document()["frozen"]) == ({"tier_size": "observe"}, None)
+    remote = present.of_remote(policy, now)
+    assert remote.modes == {"tier_size": "recommend", "eviction": "recommend"}
+    assert present.frozen_all(policy, (found, remote), now).hour == 10
+    assert present.frozen_all(policy, (found, remote, other), now) is None
+    assert present.frozen_all(policy, (), now) is None
+
+
 @given(minutes=st.integers(0, 7 * 24 * 60))
 def test_equal_hours_freeze_the_whole_day(minutes):
     """From and to at the same hour is a day and night, so every day together never end."""
@@ -257,6 +290,37 @@ def test_a_tuner_that_only_recommends_says_so_on_auto(policy_of):
     """Mode auto of advice, which nothing can apply, is told; not its hold-off, for which what was rejected waits."""
     notes = without_effect(policy_of("version: 1\nmode: auto\ntuners: {advice: {mode: auto, hold_off: 1h}}\n"))
     assert [note.split(":")[0] for note in notes] == ["tuners.advice.mode"]
+
+
+@pytest.mark.parametrize(
+    ("own", "override", "outranked"),
+    [
+        ("remote_fetch: {mode: auto}", "mode: observe", "tuners.remote_fetch.mode (auto)"),
+        ("remote_fetch: {mode: auto}", "mode: recommend", "tuners.remote_fetch.mode (auto)"),
+        ("remote_fetch: {mode: auto}", "mode: auto", ""),
+        ("remote_fetch: {mode: observe}", "mode: auto", ""),
+        ("remote_fetch: {mode: auto}", "guard: {soak: 5m}", ""),
+        ("remote_fetch: {mode: auto}", "mode: observe, tuners: {remote_fetch: {mode: auto}}", ""),
+        ("remote_fetch: {mode: auto}", "mode: observe, tuners: {remote_fetch: {mode: null}}", ""),
+        (
+            "remote_fetch: {mode: auto}, eviction: {mode: recommend}",
+            "mode: observe, tuners: {remote_fetch: {period: 1m}}",
+            "tuners.remote_fetch.mode (auto), tuners.eviction.mode (recommend)",
+        ),
+    ],
+)
+def test_an_override_that_calms_not_all_tuners_is_told(policy_of, own, override, outranked):
+    """Hands off these hosts is not off what has a stronger mode of its own, unless the override names that as well."""
+    text = f"version: 1\ntuners: {{{own}}}\noverrides: [{{match: {{store: b}}, {override}}}]\n"
+    note = f"overrides.0.mode: a tuner's own mode outranks it: {outranked}; set that here, too"
+    assert without_effect(policy_of(text)) == ([note] if outranked else [])
+
+
+def test_another_entry_for_the_same_stores_may_calm_the_rest(policy_of):
+    """Nothing to tell then."""
+    calm = "{match: {store: b}, mode: observe}, {match: {store: b}, tuners: {remote_fetch: {mode: observe}}}"
+    text = f"version: 1\ntuners: {{remote_fetch: {{mode: auto}}}}\noverrides: [{calm}]\n"
+    assert without_effect(policy_of(text)) == []
 
 
 def test_prices_become_rates(policy_of):

@@ -189,6 +189,20 @@ def test_an_admission_is_tried_by_what_is_found_and_what_is_written(before, afte
     assert "20 windows against 20, not of the same requests" in verdict.reason
 
 
+def test_an_admission_pays_the_network_for_what_went_over_it():
+    """Where a codec makes chunks a tenth, the network no longer costs more than what is found is worth."""
+    moved, rates = "tier_transfer_bytes_total{operation=write}", Rates(3.6, network_gib=0.001)
+    windows = traffic((100, 200), (60, 50))
+    small = [
+        replace(one, values={**one.values, "tier_spared_bytes_total{operation=write}": 0.9 * one.values[moved]})
+        if moved in one.values
+        else one
+        for one in windows
+    ]
+    states = [weigh(admitted(each, rates=rates), worse_by=0.02).state for each in (windows, small)]
+    assert states == ["kept", "rolled_back"]
+
+
 def test_a_network_is_paid_for_by_the_remote_alone():
     """The same traffic on disk: fewer bytes found are fewer bytes found, whatever the network costs."""
     trial = admitted(traffic((100, 200), (60, 50), tier="disk"), tier="disk", rates=Rates(3.6, network_gib=0.001))

@@ -122,6 +122,20 @@ def test_a_coded_chunk_that_a_longer_one_replaced_during_a_read_is_a_miss(opened
     assert read(coding, KEYS[0]) is Outcome.OK
 
 
+def test_what_the_network_was_spared_is_counted(opened, raw):
+    """Of each chunk that went or came; of one that is stored as it is, was there, or is not to be had, nothing."""
+    coding, plain = opened("lz4"), opened("raw")
+    for tier in (coding, coding, plain):
+        tier.write(A, KEYS[0], numbers(KEYS[0]), MINE)
+    plain.write(A, KEYS[1], numbers(KEYS[1]), MINE)
+    outcomes = [read(tier, key) for tier in (coding, plain) for key in KEYS[:3]]
+    assert outcomes == 2 * [Outcome.OK, Outcome.OK, Outcome.MISS]
+    spared = HEADER_BYTES + NBYTES - raw.strlen(NAMES[0])
+    told = [dict(tier._codec.counters.tables()["tier_spared_bytes_total"]) for tier in (coding, plain)]
+    both = [{("remote", "read"): (spared,), ("remote", "write"): (spared,)}, {("remote", "read"): (spared,)}]
+    assert told == both
+
+
 def test_nothing_damaged_is_decoded_into_a_chunk(opened, raw):
     """Flipped or cut anywhere, 300 times: dropped, or the chunk that it was."""
     tier, rng = opened("lz4"), random.Random(1)

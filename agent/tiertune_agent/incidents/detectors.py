@@ -25,7 +25,7 @@ from tiertune_agent.records import (
     sum_known,
     total,
 )
-from tiertune_agent.tuners.base import pools, present
+from tiertune_agent.tuners.base import pools, present, served
 from tiertune_connector.catalogue import BY_NAME
 from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import format_count, format_duration, format_size
@@ -160,12 +160,16 @@ def _unfollowed(sight: Sight, decision: Decision) -> Iterator[str]:
         if found not in (None, decision.after):
             yield f"{told}, the pool still runs {found}"
     elif knob == "capacity_bytes":
-        mine = [
-            pool for digest, pool in pools(status).items() if target.namespace in ("", digest) and target.tier in pool
-        ]
-        sizes = [read(pool, f"{target.tier}.effective.capacity_bytes") or 0 for pool in mine]
-        allowed = OFF_BY * decision.after + sum(pool.get("chunk_bytes") or 0 for pool in mine)
-        if sizes and abs(sum(sizes) - decision.after) > allowed:
+        mine = {
+            digest: pool
+            for digest, pool in pools(status).items()
+            if target.namespace in ("", digest) and target.tier in pool
+        }
+        sizes = [read(pool, f"{target.tier}.effective.capacity_bytes") or 0 for pool in mine.values()]
+        allowed = OFF_BY * decision.after + sum(pool.get("chunk_bytes") or 0 for pool in mine.values())
+        over = sum(sizes) - decision.after
+        asked = not mine.keys().isdisjoint(served(status))  # pools that a restart found may have what they hold
+        if sizes and (over > allowed or (over < -allowed and asked)):
             yield f"{told} bytes, effective are {format_size(sum(sizes))}"
     elif decision.field == "tiers.remote.fetch" and decision.after == "off":
         later = [window for window in sight.of("remote") if window.start >= decision.made_at + GRACE]

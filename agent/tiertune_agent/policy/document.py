@@ -158,8 +158,17 @@ def _laid_over(below: Json, above: Json) -> JsonDict:
 
 def frozen_by(rule: Rule, now: datetime) -> str:
     """Why the policy's calendar forbids changes now; empty: it does not."""
-    ends = [end for entry in rule.guard.freeze if (end := entry.ends(now))]
-    return f"by the policy's calendar until {max(ends):%a %H:%M %Z}" if ends else ""
+    return by_calendar(frozen_until(rule, now))
+
+
+def frozen_until(rule: Rule, now: datetime) -> datetime | None:
+    """When the hours of the calendar that forbid changes now end; None: none do."""
+    return max((end for entry in rule.guard.freeze if (end := entry.ends(now))), default=None)
+
+
+def by_calendar(until: datetime | None) -> str:
+    """Why nothing is changed until then; empty: something may be."""
+    return f"by the policy's calendar until {until:%a %H:%M %Z}" if until else ""
 
 
 SETTINGS = {**{key: key for key in Tuners.model_fields}, **{tuner.name: tuner.key for tuner in TUNERS}}

@@ -7,7 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from tiertune_agent.fields import read
-from tiertune_agent.policy.document import LoadedPolicy, Policy, Rule, load
+from tiertune_agent.policy.document import LoadedPolicy, Override, Policy, Rule, load
+from tiertune_agent.policy.present import STRENGTH
 from tiertune_agent.records import REMOTE
 from tiertune_connector.documents import DocumentError, place_of
 
@@ -67,8 +68,24 @@ def without_effect(policy: Policy) -> list[str]:
             vain = _vain(override, unmanaged, UNMANAGED)
         else:
             vain = _vain(override, (*SIZES_OF_REMOTE, "remote.manage"), ELSEWHERE)
-        told += [f"overrides.{index}.{note}" for note in (*_without_effect(override), *vain)]
+        told += [
+            f"overrides.{index}.{note}" for note in (*_without_effect(override), *_outranked(policy, override), *vain)
+        ]
     return told
+
+
+def _outranked(policy: Policy, override: Override) -> list[str]:
+    """An override's mode that is to calm tuners which have a stronger one of their own."""
+    laid = [one.tuners for one in policy.overrides if one.match == override.match]
+    own = [
+        f"tuners.{key}.mode ({settings.mode})"
+        for key, settings in policy.tuners
+        if settings.mode and STRENGTH.index(settings.mode) > STRENGTH.index(override.mode)
+        if not any("mode" in getattr(tuners, key).model_fields_set for tuners in laid)
+    ]
+    if not own or "mode" not in override.model_fields_set:
+        return []
+    return [f"mode: a tuner's own mode outranks it: {', '.join(own)}; set that here, too"]
 
 
 def manages(loaded: LoadedPolicy) -> str:

@@ -44,6 +44,8 @@ class Passage:
     writes: float
     """Chunks, with those that the tier had already; their bytes do not move."""
     written_bytes: float
+    sent_bytes: float
+    """The same as they went over the network: a codec may have made them fewer."""
     write_s: float
     """Seconds that the writers spent."""
     dropped: float
@@ -118,7 +120,8 @@ class AdmissionTuner(Tuner):
         told, price = _told(tier, sums), current.rates.network_gib if tier == "remote" else 0.0
         if sums.once is None:
             return NoChange(f"{now} stays: DRAM evicted nothing, so any admission is right; {told}", sums.document())
-        pays, why = _fewer(sums, sums.once, price, current.rates) if now == "always" else _more(sums, price)
+        spent = price * sent(passages)
+        pays, why = _fewer(sums, sums.once, spent, current.rates) if now == "always" else _more(sums, price)
         if not pays:
             return NoChange(f"{now} stays: {why}; {told}", sums.document())
         after = "second_access" if now == "always" else "always"
@@ -168,6 +171,12 @@ def passed(windows: Windows, tier: str) -> list[Passage]:
     return [_passage(times[start], tier) for start in sorted(times)]
 
 
+def sent(passages: Sequence[Passage]) -> float:
+    """Bytes that went over the network per byte written; 1 without a codec, or if nothing was written."""
+    written = sum(seen.written_bytes for seen in passages)
+    return sum(seen.sent_bytes for seen in passages) / written if written else 1.0
+
+
 def summed(passages: Sequence[Passage], *, full: bool) -> AdmissionEvidence:
     left = [sum(seen.once for seen in passages), sum(seen.twice for seen in passages)]
     requests = sum_known(seen.requests for seen in passages)
@@ -190,9 +199,11 @@ def _passage(windows: Windows, tier: str) -> Passage:
     counted, timed = partial(total, here), [*_timed(here, "write"), *_timed(here, "write", "there")]
     unused = total(dram, "tier_evicted_unused_total")
     arrived = sum(value.count for value in _timed([window for window in windows if window.tier in SLOWER], "read"))
+    written = counted("tier_transfer_bytes_total", operation="write")
     return Passage(
         writes=sum(value.count for value in timed),
-        written_bytes=counted("tier_transfer_bytes_total", operation="write"),
+        written_bytes=written,
+        sent_bytes=max(0.0, written - counted("tier_spared_bytes_total", operation="write")),
         write_s=sum(value.sum for value in timed),
         dropped=counted("write_behind_dropped_total", reason="queue_full"),
         requests=sum_known(window.gauge("requests_total") for window in windows),

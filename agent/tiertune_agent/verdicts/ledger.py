@@ -8,7 +8,7 @@ from tiertune_agent.records import FLEET, GIB, Rates, Window, sum_of_all
 from tiertune_connector.tuning import LOCAL, SLOWER
 
 _SECONDS = ("saved_seconds_total", "lost_seconds_total")
-_MOVED, _HELD = "tier_transfer_bytes_total", "tier_resident_bytes"
+_MOVED, _SPARED, _HELD = "tier_transfer_bytes_total", "tier_spared_bytes_total", "tier_resident_bytes"
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Entry:
     bytes: float | None
     """Resident bytes at the end of the window."""
     transferred: int | None
-    """Bytes to and from the tier."""
+    """Bytes to and from the tier, but for what a codec kept off the network."""
     amounts: Mapping[str, float | None]
     """Money, none below 0: the worth of engine seconds saved and lost, and the cost of rent and network."""
 
@@ -50,6 +50,8 @@ def entry(window: Window, rates: Rates) -> Entry | None:
     told = window.gauge if elsewhere else window.known
     saved, lost = map(told, _SECONDS)
     transferred = told(_MOVED) if window.tier in SLOWER else window.gauge(_MOVED)
+    if transferred is not None:
+        transferred = max(0.0, transferred - window.total(_SPARED))
     resident = window.known(_HELD) if pool and window.tier in LOCAL else window.gauge(_HELD)
     apart = resident is None and not pool and (rates.remote_apart if remote else not window.observed)
     rent = 0.0 if apart else rates.gib_hour.get(window.tier, 0.0) * window.seconds / 3600 / GIB

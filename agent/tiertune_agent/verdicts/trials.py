@@ -104,7 +104,7 @@ def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: da
         found = []
         for seen in spell:
             prompts_s = seen.prompt_tokens * token_s
-            network_s = gib_s * seen.written_bytes / GIB
+            network_s = gib_s * seen.sent_bytes / GIB
             if prompts_s > 0:
                 found.append(Summand(prompts_s - seen.asked_bytes * byte_s + network_s, prompts_s))
         return found

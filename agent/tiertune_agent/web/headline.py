@@ -35,11 +35,12 @@ class Headline:
     facts: tuple[Fact, ...]
 
 
-def headline(fleet: Json, modes: Mapping[str, str], *, traffic: bool, waiting: int) -> Headline:
-    """``modes``: of the tuners that may change something, by name; ``traffic``: whether requests came lately.
+Modes = Mapping[str, Mapping[str, str]]
+"""Of the tuners that may change something: by name, and by the place where they hold."""
 
-    ``waiting``: open proposals.
-    """
+
+def headline(fleet: Json, modes: Modes, *, traffic: bool, waiting: int) -> Headline:
+    """``traffic``: whether requests came lately; ``waiting``: open proposals."""
     stores, sources = [
         [store for store in fleet["stores"] if bool(store["observed"]) == observed] for observed in (False, True)
     ]
@@ -50,8 +51,8 @@ def headline(fleet: Json, modes: Mapping[str, str], *, traffic: bool, waiting: i
     if observes:
         told.append(_sources(sources, unseen))
     if tunes:
-        mode = Fact("Mode", ", ".join(f"{what} {mode}" for what, mode in modes.items()))
-        told += [mode, _frozen(fleet["frozen"]), _bypass(stores, fleet["bypass_unheard"])]
+        mode = Fact("Mode", ", ".join(f"{what} {_mode(places)}" for what, places in modes.items()))
+        told += [mode, _frozen(fleet), _bypass(stores, fleet["bypass_unheard"])]
     opened = sum(fleet["incidents"].values())
     facts = (*told, Fact("Incidents", f"{opened} open" if opened else "none", "bad" if opened else "ok"))
     what, known = ("store", stores) if tunes else ("source", sources)
@@ -94,13 +95,32 @@ def _sharing(up: Sequence[Json], number: int, *, traffic: bool) -> str:
     return f"Engines share KV chunks; {fetching if remote else 'there is no remote tier'}."
 
 
-def _doing(fleet: Json, modes: Mapping[str, str], waiting: int) -> str:
+def _doing(fleet: Json, modes: Modes, waiting: int) -> str:
     if not fleet["leader"]:
         return "This agent stands by: another one leads."
-    does = next(does for mode, does in DOES.items() if mode in modes.values() or mode == "observe")
-    asks = f" {format_count(waiting, 'change')} to approve." if waiting else ""
-    frozen = fleet["frozen"]
-    return (does if not frozen else FROZEN if frozen["since"] else CALENDAR) + asks
+    held = {mode: {at for places in modes.values() for at, its in places.items() if its == mode} for mode in DOES}
+    strongest = next((mode for mode, places in held.items() if places), "observe")
+    frozen, rests = fleet["frozen"], held[strongest] and held[strongest] <= set(_resting(fleet))
+    does = FROZEN if frozen and frozen["since"] else CALENDAR if frozen or rests else DOES[strongest]
+    return does + (f" {format_count(waiting, 'change')} to approve." if waiting else "")
+
+
+def tuned(fleet: Json) -> dict[str, Json]:
+    """All that may be tuned, by name: the stores, and the remote if it is managed."""
+    found = {store["name"]: store for store in fleet["stores"] if not store["observed"]}
+    return {**found, **({"the remote": fleet["remote"]} if fleet["remote"] else {})}
+
+
+def _resting(fleet: Json) -> list[str]:
+    """Places where the policy's calendar lets nothing be changed now."""
+    return [name for name, place in tuned(fleet).items() if place["frozen"]]
+
+
+def _mode(places: Mapping[str, str]) -> str:
+    """The mode of one tuner; if it has several, the strongest first."""
+    *some, last = [mode for mode in DOES if mode in places.values()]
+    at = [f"{mode} at {few([name for name, its in places.items() if its == mode])}, " for mode in some]
+    return f"{''.join(at)}{'else ' if some else ''}{last}"
 
 
 def _stores(stores: Sequence[Json], unheard: Sequence[str]) -> Fact:
@@ -116,7 +136,10 @@ def _sources(sources: Sequence[Json], unheard: Sequence[str]) -> Fact:
     return Fact("Observed", f"{up} of {number} answer", "ok" if up == number else "warn")
 
 
-def _frozen(frozen: Json | None) -> Fact:
+def _frozen(fleet: Json) -> Fact:
+    frozen, resting = fleet["frozen"], _resting(fleet)
+    if not frozen and resting:
+        return Fact("Changes", f"only commanded ones at {few(resting)}, by the policy's calendar; else allowed", "warn")
     if not frozen:
         return Fact("Changes", "allowed", "ok")
     if not frozen["since"]:

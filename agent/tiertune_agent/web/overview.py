@@ -13,7 +13,7 @@ from tiertune_agent.tuners.base import present
 from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
 from tiertune_agent.web.figures import Cost, WindowSums
-from tiertune_agent.web.headline import Headline, headline
+from tiertune_agent.web.headline import Headline, Modes, headline, tuned
 from tiertune_agent.web.look import Seen, approvable
 from tiertune_agent.web.over_time import cost_chart
 from tiertune_agent.web.tiers import Fill, Health, fill, fill_of_all, healths
@@ -91,7 +91,7 @@ def overview(seen: Seen) -> Overview:
     return Overview(
         headline=headline(
             seen.fleet,
-            {key.replace("_", " "): seen.policy["modes"][key] for key in settable()},
+            _modes(seen),
             traffic=whole.busy,
             waiting=sum(map(approvable, seen.decisions)),
         ),
@@ -103,6 +103,16 @@ def overview(seen: Seen) -> Overview:
         undoable=_undoable(seen.decisions),
         incidents=grouped(seen.incidents, itemgetter("kind")),
     )
+
+
+def _modes(seen: Seen) -> Modes:
+    """Where nothing is known that a tuner is asked about, the policy's alone."""
+    told = {place: found["modes"] for place, found in tuned(seen.fleet).items()}
+    return {
+        key.replace("_", " "): {place: modes[key] for place, modes in told.items() if key in modes}
+        or {"": seen.policy["modes"][key]}
+        for key in settable()
+    }
 
 
 def _tier(tier: str, seen: Seen, whole: WindowSums) -> TierRow:

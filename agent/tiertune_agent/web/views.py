@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated
 
 from fastapi import Path, Query
@@ -12,8 +12,9 @@ from tiertune_agent.fields import JsonDict, read
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
-from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, frozen_by, mode_of
+from tiertune_agent.policy.document import SETTINGS, LoadedPolicy, by_calendar, mode_of
 from tiertune_agent.policy.lint import errors, notes
+from tiertune_agent.policy.present import NOTHING, frozen_all, of_remote, of_store
 from tiertune_agent.records import FLEET, JUDGED, OBSERVED, Now, State
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.verdicts.ledger import hour_of
@@ -26,7 +27,7 @@ Number = Annotated[int, Path(ge=1, lt=2**63)]
 
 @dataclass
 class Views:
-    """Public methods but ``decision`` and ``frozen`` are what the API has at their names, with these parameters."""
+    """Public methods but ``decision`` are what the API has at their names, with these parameters."""
 
     history: History
     policy: Followed[LoadedPolicy]
@@ -42,16 +43,24 @@ class Views:
 
         A source that is only observed is among the stores: ``observed`` is its kind, what it does not report is null.
         ``unheard``: stores and sources of the settings of which nothing is known yet; ``bypass_unheard``: the
-        bypass, on or off, that was commanded to such stores, until they hear it.
+        bypass, on or off, that was commanded to such stores, until they hear it. ``modes`` of a store or the remote:
+        the strongest there of each tuner that may change something, by the policy with its overrides; ``frozen``: why
+        its calendar lets none of them change anything there now.
         """
         stores, named = self.history.stores(), self.stores()
-        known = {store.url for store in stores}
+        known, remote = {store.url for store in stores}, self.history.store(FLEET)
+        policy, now = self.policy.content.policy, self.now()
+        allowed = {
+            store.name: NOTHING if store.status.get(OBSERVED) else of_store(policy, store.name, store.status, now)
+            for store in stores
+        }
+        of_fleet = of_remote(policy, now) if remote else NOTHING
         return {
             "time": self.now().isoformat(),
             "leader": self.leads(),
             "window_s": self.window_s,
-            "frozen": self.frozen(),
-            "stores": [self._store(store) for store in stores],
+            "frozen": self._frozen(frozen_all(policy, (*allowed.values(), of_fleet), now)),
+            "stores": [{**self._store(store), **allowed[store.name].document()} for store in stores],
             "unheard": {
                 kind: [name for url, name in at.items() if url not in known]
                 for kind, at in (("stores", named), ("sources", self.sources))
@@ -59,18 +68,10 @@ class Views:
             "bypass_unheard": [
                 {"name": named[url], "url": url, "on": on} for url, on in self.history.wishes.of(named).items()
             ],
-            "remote": self._remote(),
+            "remote": {**_remote(remote), **of_fleet.document()} if remote else None,
             "answers": self._answers(stores),
             "incidents": self.history.journal.open_incidents(),
         }
-
-    def frozen(self) -> JsonDict | None:
-        """Why nothing may change now, by command; or nothing by itself, by the policy's calendar: no ``since``."""
-        freeze = self.history.journal.frozen(self.now())
-        if freeze:
-            return {**freeze.told("reason", "who", "until"), "since": freeze.start.isoformat()}
-        calendar = frozen_by(self.policy.content.policy, self.now())
-        return {"reason": calendar, "who": "policy", "since": None, "until": None} if calendar else None
 
     def decisions(self, state: State | None = None, limit: Limit = 200) -> JsonDict:
         """Newest first."""
@@ -133,13 +134,12 @@ class Views:
             if not answer["pool"] or (answer["store"], answer["pool"]) in held
         ]
 
-    def _remote(self) -> JsonDict | None:
-        """The Redis of the fleet, if it is managed: what it holds and is set to."""
-        found = self.history.store(FLEET)
-        if found is None:
-            return None
-        state = read(found.status, "tiers.remote") or {}
-        return {**found.told("url", "last_seen"), **state, "tuning": found.tuning["remote"]}
+    def _frozen(self, until: datetime | None) -> JsonDict | None:
+        """Why nothing may change now, by command; or nothing by itself, by the policy's calendar: no ``since``."""
+        freeze = self.history.journal.frozen(self.now())
+        if freeze:
+            return {**freeze.told("reason", "who", "until"), "since": freeze.start.isoformat()}
+        return {"reason": by_calendar(until), "who": "policy", "since": None, "until": None} if until else None
 
     def _store(self, store: StoreRow) -> JsonDict:
         age = (self.now() - store.last_seen).total_seconds()
@@ -154,3 +154,9 @@ class Views:
             "pools": pools(store.status),
             "models": list(models(store.status)),
         }
+
+
+def _remote(found: StoreRow) -> JsonDict:
+    """The Redis of the fleet, which is managed: what it holds and is set to."""
+    state = read(found.status, "tiers.remote") or {}
+    return {**found.told("url", "last_seen"), **state, "tuning": found.tuning["remote"]}

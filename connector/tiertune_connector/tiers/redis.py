@@ -101,6 +101,7 @@ class RedisTier:
                 return Outcome.MISS, NOBODY  # perhaps whole for others
             sound = header is not None and found == header.sum_of_stored
             if header and sound and (not header.codec or self._codec.decode(header, stored[:nbytes], out)):
+                self._codec.moved("read", len(out), nbytes)
                 return Outcome.OK, header.origin
             self._check(until)
             length = HEADER_BYTES + nbytes if found is None else None
@@ -119,6 +120,7 @@ class RedisTier:
                 header, stored = self._codec.encode(header, payload)
                 wire.send(*set_once(name, header.encode(), stored))
                 wire.reply()
+                self._codec.moved("write", len(payload), len(stored))
         except redis.RedisError as error:
             return self._failed(error)
         return Outcome.OK
