@@ -15,8 +15,6 @@ def chunks_of(trace: Trace, size: float) -> int:
 def pool_hits(trace: Trace, algorithm: str, chunks: int) -> int:
     """Accesses within the longest cached prefix of their request, counted before the request touches the cache."""
     pool = SimulatedPool(chunks, algorithm)
-    hits = 0
     for chain in trace.keys:
-        hits += pool.prefix(chain)
-        pool.write_through(chain)
-    return hits
+        pool.request(chain)
+    return pool.hits

@@ -16,18 +16,6 @@ from tiertune_connector.whatif.simulated import SimulatedPool
 from tiertune_connector.whatif.tiny import MOST_KEYS, TINY, Numbers, Tiny
 
 
-class Miniature(SimulatedPool):
-    """One algorithm over the sampled keys."""
-
-    hits = 0
-    """Sampled keys within the longest cached prefix of their request, before the request touched the cache."""
-
-    def request(self, keys: Keys) -> None:
-        """The sampled keys of one request, head first, none twice."""
-        self.hits += self.prefix(keys)
-        self.write_through(keys)
-
-
 class Miniatures:
     """Several algorithms at one capacity, on the same sample, so that they can be compared."""
 
@@ -36,7 +24,7 @@ class Miniatures:
         self.capacity, self.rate = capacity, rate
         self.hot: frozenset[Key] = frozenset()
         """Keys that the caches never lose: hits that are not simulated."""
-        self._minis: dict[str, Miniature] = {}
+        self._minis: dict[str, SimulatedPool] = {}
         self._tiny: dict[str, Tiny] = {}
         self._numbers = Numbers()  # of the keys of the tiny ones
         for name in algorithms:
@@ -51,7 +39,7 @@ class Miniatures:
         if self.rate == 1 and capacity < MOST_KEYS and algorithm in TINY:  # sampled keys hardly ever lie in runs
             self._tiny[algorithm] = TINY[algorithm](capacity)
         else:
-            self._minis[algorithm] = Miniature(capacity, algorithm)
+            self._minis[algorithm] = SimulatedPool(capacity, algorithm)
             self._minis[algorithm].write_through(held[::-1])
 
     def end(self, algorithm: str) -> bool:
@@ -147,7 +135,7 @@ class Miniatures:
                 mini.request(chain, look)
         numbers.sweep(minis)
 
-    def _caches(self) -> Mapping[str, Miniature | Tiny]:
+    def _caches(self) -> Mapping[str, SimulatedPool | Tiny]:
         return {**self._minis, **self._tiny}
 
     def _scaled(self) -> int:
