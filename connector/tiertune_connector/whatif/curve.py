@@ -54,7 +54,6 @@ class Curve:
         """Hot keys that hit in a cache of any size, so they have no place."""
         self._plain, self._fixed = Recency(), Recency()  # of sampled keys, and of hot ones
         self._weight = Weight(self.below)
-        self._hot_accesses = self._hot_low = 0  # of hot keys, and those of them with a low hash, since the settlement
         self._hashes: dict[Key, int] = {}  # of the keys that are sampled, hot now or not
         self._distances = Distances(self.rate)
         self._most_sampled = self._limit()
@@ -94,18 +93,17 @@ class Curve:
 
     def hit(self, sure: int) -> None:
         """``sure`` sure keys came, in requests with nothing else to follow."""
-        self._hot_accesses += sure
+        self._weight.leave_out(sure)
         self._distances.hot[0] += sure
 
     def follow(self, sampled: Mapping[Key, int], hot: AbstractSet[Key]) -> None:
         """Follow one request's keys with a hash below the rate, in order, and those in the hot set."""
         hot_lasts = None
         if hot and self._hot_keys:
-            self._hot_accesses += len(hot)
+            came = len(sampled)
             if not hot.isdisjoint(sampled):
-                self._hot_low += len(sampled)
                 sampled = {key: value for key, value in sampled.items() if key not in hot}
-                self._hot_low -= len(sampled)
+            self._weight.leave_out(len(hot), came - len(sampled))
             if sure := self.sure & hot:
                 self._distances.hot[0] += len(sure)
                 hot = hot - sure
@@ -151,7 +149,7 @@ class Curve:
 
     def hits(self, sizes: Sequence[float]) -> list[float]:
         """Counted keys within cached prefixes so far, in caches of these sizes; never fewer in a larger one."""
-        if not self._weight.too_few(self._hot_accesses, self._hot_low):
+        if not self._weight.too_few():
             self.settle()
         return [min(hits, self.counted) for hits in self._distances.hits(sizes)]
 
@@ -198,8 +196,7 @@ class Curve:
         self.refresh()
 
     def _settle(self, rate: float) -> None:
-        self._distances.settle(self._weight.take(self._hot_accesses, self._hot_low, otherwise=1 / self.rate), rate)
-        self._hot_accesses = self._hot_low = 0
+        self._distances.settle(self._weight.take(otherwise=1 / self.rate), rate)
         self.counted = self.accesses
 
     def _limit(self) -> int:

@@ -30,8 +30,7 @@ class Miniatures:
         for name in algorithms:
             self.begin(name)
         self._weight = Weight(threshold(rate))
-        self._keys = self._plain = self._sampled = 0  # all that came, not hot, sampled: since they were taken
-        self._hot_low = 0  # hot ones with a hash below the rate
+        self._keys = self._sure = self._sampled = 0  # all that came, hot ones (sure hits), sampled ones: since taken
 
     def begin(self, algorithm: str, held: Keys = ()) -> None:
         """Follow this algorithm; ``held``: what its cache holds, the next victim first; a tiny one begins empty."""
@@ -55,12 +54,12 @@ class Miniatures:
     def came(self, keys: int, again: Hashes) -> None:
         """``keys`` keys came, of one request or more; ``again``: hashes of those known before, at rates below 1."""
         self._keys += keys
-        self._plain += keys
         self._weight.came(again)
 
     def hit(self, hot: int) -> None:
         """``hot`` hot keys came, in requests with nothing else sampled."""
-        self._plain -= hot
+        self._sure += hot
+        self._weight.leave_out(hot)
 
     def follow(self, requests: Iterable[tuple[Keys, AbstractSet[Key]]]) -> None:
         """Follow some requests' keys with a hash below the rate, head first, none twice, and those that come often.
@@ -71,9 +70,9 @@ class Miniatures:
         for sampled, often in requests:
             keys = sampled
             if often and (hot := self.hot & often):
-                self._plain -= len(hot)
                 keys = [key for key in sampled if key not in hot]
-                self._hot_low += len(sampled) - len(keys)
+                self._sure += len(hot)
+                self._weight.leave_out(len(hot), len(sampled) - len(keys))
             if keys:
                 self._sampled += len(keys)
                 every.append(keys)
@@ -89,21 +88,22 @@ class Miniatures:
         Not ``whole``: nothing yet if too few came.
         ``more``: hits of sampled keys, with algorithms that are followed elsewhere.
         """
-        if not whole and self.rate < 1 and self._weight.too_few(self._keys - self._plain, self._hot_low):
+        if not whole and self.rate < 1 and self._weight.too_few():
             return {}
-        scale, sure, keys = self._scale(), self._keys - self._plain, float(self._keys)
+        scale, keys = self._scale(), float(self._keys)
         hits = {**{name: mini.hits for name, mini in self._caches().items()}, **more}
-        taken = {name: (min(sure + each * scale, keys), keys) for name, each in hits.items()}
+        taken = {name: (min(self._sure + each * scale, keys), keys) for name, each in hits.items()}
         for mini in self._caches().values():
             mini.hits = 0
-        self._keys = self._plain = self._sampled = self._hot_low = 0
+        self._keys = self._sure = self._sampled = 0
         return taken
 
     def _scale(self) -> float:
         """Keys that a sampled key's hit stands for."""
         if self.rate == 1:
-            return self._plain / self._sampled if self._sampled else 0.0  # not 1 where a key was twice in a request
-        return self._weight.take(self._keys - self._plain, self._hot_low, otherwise=1 / self.rate)
+            plain = self._keys - self._sure
+            return plain / self._sampled if self._sampled else 0.0  # not 1 where a key was twice in a request
+        return self._weight.take(otherwise=1 / self.rate)
 
     def warm(self, often: HotSet) -> None:
         """The hot set or the capacity has changed: below rate 1, keys that the cache never loses are hot."""

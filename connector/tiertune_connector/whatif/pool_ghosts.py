@@ -56,9 +56,7 @@ class PoolGhosts:
         """``rate`` replaces the one that follows from the capacity; 1 is exact."""
         self._wanted_rate = rate
         self._minis = Miniatures(capacity, CANDIDATES, rate or rate_of(capacity))
-        self._below = threshold(self.rate)
-        self._known = KnownKeys() if self.rate < 1 else None
-        self._curve = self._new_curve(HotSet())
+        self._begin(HotSet())
         self._lru_by_curve = self._curve.exact and self._minis.end(LRU.name)  # which knows what LRU holds
         self._waiting: list[Keys] = []
         self._waiting_hashes: list[Hashes] = []
@@ -103,10 +101,8 @@ class PoolGhosts:
             self._minis.begin(LRU.name, self._curve.latest(self._minis.capacity))
         self._minis.resize(capacity, rate)
         self._minis.warm(self._curve.hot)
-        self._below = threshold(rate)
         if changed:
-            self._known = KnownKeys() if rate < 1 else None
-            self._curve = self._new_curve(self._curve.hot)
+            self._begin(self._curve.hot)
         self._curve.reach(grid(capacity)[0] if capacity else 0, SPAN * capacity)
         self._capacities = [*(each for each in self._capacities if each != capacity), capacity][-_CAPACITIES:]
         self._follow_sizes()
@@ -134,7 +130,7 @@ class PoolGhosts:
 
     def _follow_some(self, chains: Sequence[Keys], hashed: Hashes) -> None:
         """The keys with low hashes and the hot ones."""
-        minis, curve, below = self._minis, self._curve, self._below
+        minis, curve, below = self._minis, self._curve, threshold(self.rate)
         often = curve.hot.keys
         sure, hits = curve.sure & minis.hot, 0  # requests of which nothing else is followed are only counted
         widest = max(below, curve.below)
@@ -182,8 +178,10 @@ class PoolGhosts:
         self._seen = dict(zip(sizes, self._curve.hits(list(sizes)), strict=True))
         self._seen_keys = self._curve.counted
 
-    def _new_curve(self, hot: HotSet) -> Curve:
+    def _begin(self, hot: HotSet) -> None:
+        """What depends on the rate begins anew."""
+        self._known = KnownKeys() if self.rate < 1 else None
         largest = SPAN * self._minis.capacity
         rate = 1.0 if self.rate == 1 else halved(self.rate * _CURVE_SHARE, largest, _CURVE_CHUNKS)
         smallest = grid(self._minis.capacity)[0] if largest else 0
-        return Curve(rate, smallest=smallest, largest=largest, hot=hot)
+        self._curve = Curve(rate, smallest=smallest, largest=largest, hot=hot)
