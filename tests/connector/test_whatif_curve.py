@@ -171,10 +171,7 @@ def test_hits_are_told_by_what_was_used_since(pairs, smallest):
     sure = {4, 5} if smallest else set()
     assert curve.sure == sure
     for often, plain in pairs:
-        if plain or not often <= sure:
-            curve.follow(dict.fromkeys(plain, 0), often)
-        else:
-            curve.hit(len(often))
+        curve.follow(dict.fromkeys(plain, 0), often)
         lost = often - sure
         used = [*plain[::-1], *lost]
         for key in set(used).intersection(order):

@@ -66,16 +66,16 @@ class Curve:
     def requests(self, chains: Sequence[Keys], hashed: Hashes, again: Hashes) -> bool:
         """Some requests' keys, head first, with all their hashes, one after another, and ``again`` as of `came`.
 
-        True if the hot set was refreshed, for which an exact curve has no use.
+        True if the hot set was refreshed.
         """
         self.came(hashed.size, again)
         if self.exact:
             for keys, values in once_each(chains, hashed):
                 self.follow_all(keys, values)
-            return False
-        below, often = self.below, self.hot.keys
-        for keys, low in zip(chains, lowest_of(chains, hashed, below), strict=True):
-            self.follow(low if self.below == below else within(low, self.below), often.intersection(keys))
+        else:
+            below, often = self.below, self.hot.keys
+            for keys, low in zip(chains, lowest_of(chains, hashed, below), strict=True):
+                self.follow(low if self.below == below else within(low, self.below), often.intersection(keys))
         refreshed = self.hot.requests(chains)
         if refreshed:
             self.refresh()
@@ -90,11 +90,6 @@ class Curve:
             self.thin(self._rate)
         self.accesses += keys
         self._weight.came(again)
-
-    def hit(self, sure: int) -> None:
-        """``sure`` sure keys came, in requests with nothing else to follow."""
-        self._weight.leave_out(sure)
-        self._distances.hot[0] += sure
 
     def follow(self, sampled: Mapping[Key, int], hot: AbstractSet[Key]) -> None:
         """Follow one request's keys with a hash below the rate, in order, and those in the hot set."""

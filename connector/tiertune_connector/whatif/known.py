@@ -50,7 +50,7 @@ class Weight:
         self._known += again.size
         self._low += int(np.count_nonzero(again < np.uint64(self.below)))
 
-    def leave_out(self, hot: int, low: int = 0) -> None:
+    def leave_out(self, hot: int, low: int) -> None:
         """``hot`` of the keys that came are hot, ``low`` of these have a low hash."""
         self._known -= hot
         self._low -= low

@@ -11,7 +11,7 @@ from operator import itemgetter
 from tiertune_connector.eviction import Key, Keys
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Weight
-from tiertune_connector.whatif.sampler import Hashes, lowest_of, threshold
+from tiertune_connector.whatif.sampler import Hashes, lowest_of, once_each, threshold
 from tiertune_connector.whatif.simulated import SimulatedPool
 from tiertune_connector.whatif.tiny import MOST_KEYS, TINY, Numbers, Tiny
 
@@ -48,6 +48,9 @@ class Miniatures:
     def requests(self, chains: Sequence[Keys], hashed: Hashes, again: Hashes) -> None:
         """Some requests' keys, head first, with all their hashes, one after another, and ``again`` as of `came`."""
         self.came(hashed.size, again)
+        if self.rate == 1:
+            self.follow((keys, self.hot) for keys, _ in once_each(chains, hashed))
+            return
         sampled = lowest_of(chains, hashed, threshold(self.rate))
         self.follow((list(low), self.hot.intersection(keys)) for keys, low in zip(chains, sampled, strict=True))
 
@@ -55,11 +58,6 @@ class Miniatures:
         """``keys`` keys came, of one request or more; ``again``: hashes of those known before, at rates below 1."""
         self._keys += keys
         self._weight.came(again)
-
-    def hit(self, hot: int) -> None:
-        """``hot`` hot keys came, in requests with nothing else sampled."""
-        self._sure += hot
-        self._weight.leave_out(hot)
 
     def follow(self, requests: Iterable[tuple[Keys, AbstractSet[Key]]]) -> None:
         """Follow some requests' keys with a hash below the rate, head first, none twice, and those that come often.
