@@ -104,8 +104,6 @@ class Curve:
                 hot = hot - sure
             hot_lasts = self._fixed.lasts(hot)
             self._observe(hot_lasts, self._distances.hot)
-            if len(hot) == 1 and not sampled and hot_lasts == [self._now - 1]:
-                return  # the head of all prompts again: the order stays as it is
         if sampled:
             lasts = self._plain.lasts(sampled)
             self._begun += len(sampled) - len(lasts)
