@@ -263,15 +263,10 @@ def test_requests_may_be_followed_together(chains, cuts):
     ours, theirs = Miniatures(20, CANDIDATES, 0.5), Miniatures(20, CANDIDATES, 0.5)
     often = HotSet()
     often.shares = {0: 0.5}
-    for minis in (ours, theirs):
+    for minis, together in ((ours, cuts), (theirs, 1)):
         minis.warm(often)
-        for _, every, again in requests(chains):
-            minis.came(every.size, again)
-    followed = [(chain, {0}.intersection(chain)) for chain in chains]
-    for start in range(0, len(chains), cuts):
-        ours.follow(followed[start : start + cuts])
-    for each in followed:
-        theirs.follow([each])
+        for asked in requests(chains, together=together):
+            minis.requests(*asked)
     assert ours.take() == theirs.take()
     held, expected = ({name: list(mini.visible) for name, mini in minis._minis.items()} for minis in (ours, theirs))
     assert held == expected

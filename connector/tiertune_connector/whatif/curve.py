@@ -12,7 +12,7 @@ from tiertune_connector.whatif.distances import STEPS, Distances
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Weight
 from tiertune_connector.whatif.recency import Recency
-from tiertune_connector.whatif.sampler import Hashes, lowest_of, once_each, threshold, within
+from tiertune_connector.whatif.sampler import Hashes, lowest_of, once_each, threshold
 
 MOST_TRACKED = 16_384
 WHOLE = 4096
@@ -46,14 +46,12 @@ class Curve:
         self.counted = 0
         """Those among which hits are told; the latest wait until some that came before were sampled."""
         self._begun = 0  # keys that came for the first time
-        self.below = threshold(self.rate)
-        """Hashes of sampled keys lie below."""
         self._now = 1
         self._hot_keys: frozenset[Key] = frozenset()
         self.sure: frozenset[Key] = frozenset()
         """Hot keys that hit in a cache of any size, so they have no place."""
         self._plain, self._fixed = Recency(), Recency()  # of sampled keys, and of hot ones
-        self._weight = Weight(self.below)
+        self._weight = Weight(threshold(self.rate))
         self._hashes: dict[Key, int] = {}  # of the keys that are sampled, hot now or not
         self._distances = Distances(self.rate)
         self._most_sampled = self._limit()
@@ -73,9 +71,10 @@ class Curve:
             for keys, values in once_each(chains, hashed):
                 self.follow_all(keys, values)
         else:
-            below, often = self.below, self.hot.keys
-            for keys, low in zip(chains, lowest_of(chains, hashed, below), strict=True):
-                self.follow(low if self.below == below else within(low, self.below), often.intersection(keys))
+            often, weight = self.hot.keys, self._weight
+            for keys, low in zip(chains, lowest_of(chains, hashed, weight.below), strict=True):
+                sampled = {key: value for key, value in low.items() if value < weight.below}  # it falls meanwhile
+                self.follow(sampled, often.intersection(keys))
         refreshed = self.hot.requests(chains)
         if refreshed:
             self.refresh()
@@ -154,7 +153,7 @@ class Curve:
         """Go on at a lower rate."""
         self._settle(rate)
         self.rate = rate
-        below = self.below = self._weight.below = threshold(rate)
+        below = self._weight.below = threshold(rate)
         self._most_sampled = self._limit()
         for key in [key for key, value in self._hashes.items() if value >= below]:
             del self._hashes[key]

@@ -41,7 +41,7 @@ class Weight:
     """
 
     def __init__(self, below: int) -> None:
-        """A hash is low if it lies below ``below``."""
+        """A hash is low if it lies below ``below``, as those of sampled keys do."""
         self.below = below
         self._known = self._low = 0
 

@@ -46,18 +46,17 @@ class Miniatures:
         return self._minis.pop(algorithm, None) is not None
 
     def requests(self, chains: Sequence[Keys], hashed: Hashes, again: Hashes) -> None:
-        """Some requests' keys, head first, with all their hashes, one after another, and ``again`` as of `came`."""
-        self.came(hashed.size, again)
+        """Some requests' keys, head first, with all their hashes, one after another.
+
+        ``again``: hashes of those keys that came before, at rates below 1.
+        """
+        self._keys += hashed.size
+        self._weight.came(again)
         if self.rate == 1:
             self.follow((keys, self.hot) for keys, _ in once_each(chains, hashed))
             return
         sampled = lowest_of(chains, hashed, threshold(self.rate))
         self.follow((list(low), self.hot.intersection(keys)) for keys, low in zip(chains, sampled, strict=True))
-
-    def came(self, keys: int, again: Hashes) -> None:
-        """``keys`` keys came, of one request or more; ``again``: hashes of those known before, at rates below 1."""
-        self._keys += keys
-        self._weight.came(again)
 
     def follow(self, requests: Iterable[tuple[Keys, AbstractSet[Key]]]) -> None:
         """Follow some requests' keys with a hash below the rate, head first, none twice, and those that come often.

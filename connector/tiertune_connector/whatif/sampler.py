@@ -68,11 +68,6 @@ def lowest_of(chains: Sequence[Keys], hashed: Hashes, below: int) -> Iterator[Lo
         start = end
 
 
-def within(low: Low, below: int) -> Low:
-    """Of keys with low hashes those whose hashes lie below."""
-    return low and {key: value for key, value in low.items() if value < below}
-
-
 def once_each(chains: Iterable[Keys], hashed: Hashes) -> Iterator[tuple[Keys, Hashes]]:
     """Every chain with its part of ``hashed``; a key that is twice in one, which no engine asks for, comes once."""
     start = 0
