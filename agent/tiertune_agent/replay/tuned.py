@@ -162,8 +162,8 @@ class ReplayAgent:
         if of_period or (number % FETCH_WINDOWS == 0 and self.stores.news):
             self.stores.news = False
             self._act([RemoteFetch, GateTuner] if of_period else [RemoteFetch])
-        looks = {tuner: settings_of(self._rule, tuner.name).looks for tuner in (TierSize, EvictionTuner)}
-        self._act([tuner for tuner, times in looks.items() if number * times % WINDOWS == 0])
+        asked = TierSize, EvictionTuner
+        self._act([each for each in asked if number * settings_of(self._rule, each.name).looks % WINDOWS == 0])
 
     def _notice(self) -> None:
         """Drift: the fleet is not as it was left, so it is taken as it is, and told."""
