@@ -71,9 +71,10 @@ class Curve:
             for keys, values in once_each(chains, hashed):
                 self.follow_all(keys, values)
         else:
-            often, weight = self.hot.keys, self._weight
-            for keys, low in zip(chains, lowest_of(chains, hashed, weight.below), strict=True):
-                sampled = {key: value for key, value in low.items() if value < weight.below}  # it falls meanwhile
+            often, below = self.hot.keys, self._weight.below
+            for keys, low in zip(chains, lowest_of(chains, hashed, below), strict=True):
+                fell = self._weight.below < below  # as too many were followed
+                sampled = {key: value for key, value in low.items() if value < self._weight.below} if fell else low
                 self.follow(sampled, often.intersection(keys))
         refreshed = self.hot.requests(chains)
         if refreshed:

@@ -5,13 +5,12 @@ loses are left out, and count as hits.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from operator import itemgetter
 
 from tiertune_connector.eviction import Key, Keys
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Weight
-from tiertune_connector.whatif.sampler import Hashes, lowest_of, once_each, threshold
+from tiertune_connector.whatif.sampler import Hashes, Low, lowest_of, once_each, threshold
 from tiertune_connector.whatif.simulated import SimulatedPool
 from tiertune_connector.whatif.tiny import MOST_KEYS, TINY, Numbers, Tiny
 
@@ -48,36 +47,32 @@ class Miniatures:
     def requests(self, chains: Sequence[Keys], hashed: Hashes, again: Hashes) -> None:
         """Some requests' keys, head first, with all their hashes, one after another.
 
-        ``again``: hashes of those keys that came before, at rates below 1.
+        ``again``: hashes of those keys that came before, at rates below 1. One cache sees all requests before the next
+        does, so what it holds stays close to the processor meanwhile.
         """
         self._keys += hashed.size
         self._weight.came(again)
         if self.rate == 1:
-            self.follow((keys, self.hot) for keys, _ in once_each(chains, hashed))
-            return
-        sampled = lowest_of(chains, hashed, threshold(self.rate))
-        self.follow((list(low), self.hot.intersection(keys)) for keys, low in zip(chains, sampled, strict=True))
-
-    def follow(self, requests: Iterable[tuple[Keys, AbstractSet[Key]]]) -> None:
-        """Follow some requests' keys with a hash below the rate, head first, none twice, and those that come often.
-
-        One cache sees them all before the next does, so what it holds stays close to the processor meanwhile.
-        """
-        every: list[Keys] = []
-        for sampled, often in requests:
-            keys = sampled
-            if often and (hot := self.hot & often):
-                keys = [key for key in sampled if key not in hot]
-                self._sure += len(hot)
-                self._weight.leave_out(len(hot), len(sampled) - len(keys))
-            if keys:
-                self._sampled += len(keys)
-                every.append(keys)
+            sampled: Iterable[Keys] = (keys for keys, _ in once_each(chains, hashed))
+        else:
+            sampled = map(self._plain, chains, lowest_of(chains, hashed, threshold(self.rate)))
+        every = [keys for keys in sampled if keys]
+        self._sampled += sum(map(len, every))
         for mini in self._minis.values():
-            for each in every:
-                mini.request(each)
+            for keys in every:
+                mini.request(keys)
         if self._tiny:
             self._follow_tiny(every)
+
+    def _plain(self, keys: Keys, low: Low) -> Keys:
+        """One request's keys with low hashes, without hot ones."""
+        hot = self.hot.intersection(keys)
+        if not hot:
+            return list(low)
+        plain = [key for key in low if key not in hot]
+        self._sure += len(hot)
+        self._weight.leave_out(len(hot), len(low) - len(plain))
+        return plain
 
     def take(self, *, whole: bool = False, **more: float) -> dict[str, tuple[float, float]]:
         """By algorithm: hits, and all keys that came, since the last time.
