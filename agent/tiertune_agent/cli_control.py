@@ -99,8 +99,7 @@ def freeze(
     json_path: JsonPath = None,
 ) -> None:
     """Stop all changes."""
-    body = {"reason": reason} | ({} if duration is None else {"for": duration})
-    document = _agent("POST", agent, "/api/v1/freeze", body)
+    document = _agent("POST", agent, "/api/v1/freeze", {"reason": reason, "for": duration})
     until = f"until {document['until']}" if document["until"] else "until tiertune unfreeze"
     typer.echo(f"frozen {until}")
     result(document, json_path)
@@ -158,9 +157,8 @@ def flush(
     json_path: JsonPath = None,
 ) -> None:
     """Drop chunks in all stores, each of which acknowledges it; on request also what engines cache themselves."""
-    body = {"namespace": namespace, "tenant": tenant, "epoch": epoch, "engines": engines or None}
-    asked = {key: value for key, value in body.items() if value is not None}
-    document = _agent("POST", agent, "/api/v1/flush", asked, timeout_s=FLUSH_TIMEOUT_S)
+    body = {"namespace": namespace, "tenant": tenant, "epoch": epoch, "engines": engines}
+    document = _agent("POST", agent, "/api/v1/flush", body, timeout_s=FLUSH_TIMEOUT_S)
     reset, stores = document.get("engines", {}), document["stores"]
     told = {url: "ok" if ack["ok"] else ack["reason"] for url, ack in reset.items()}
     told |= {name: _dropped(ack) for name, ack in stores.items()}

@@ -8,7 +8,7 @@ import pytest
 
 from agent.agents import POLICY, made, pass_windows
 from agent.fakes import DIGEST, FAST, SLOW, costs
-from tiertune_agent.backtest.run import BacktestError, backtest, record, rehearse
+from tiertune_agent.backtest.run import BacktestError, Rehearsal, backtest, record
 from tiertune_agent.fields import replaced
 from tiertune_agent.history.database import open_current
 from tiertune_agent.history.store import History
@@ -138,7 +138,7 @@ def apart(history, tmp_path, policy, *, later_s, every_s):
     path = tmp_path / "policy.yaml"
     path.write_text(policy)
     scratch = History(open_current(f"sqlite:///{tmp_path / 'scratch.sqlite'}"))
-    found = rehearse(replace(told, windows=sorted(windows, key=ended)), load(path), scratch)
+    found = Rehearsal(replace(told, windows=sorted(windows, key=ended)), load(path), scratch).run()
     scratch.close()
     return found
 

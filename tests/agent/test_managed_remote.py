@@ -7,7 +7,7 @@ import pytest
 from agent.fakes import DIGEST
 from agent.managed import GIB, MORE_DRAM, POLICY
 from e2e.servers import redis_server
-from tiertune_agent.backtest.run import record, rehearse
+from tiertune_agent.backtest.run import Rehearsal, record
 from tiertune_agent.demo.ports import free_port
 from tiertune_agent.fields import capacity_of
 from tiertune_agent.history.database import open_current
@@ -256,4 +256,5 @@ def test_a_backtest_knows_of_a_split_of_a_remote_that_is_managed_no_more(world):
 
 def rehearsed(world, tmp_path):
     recording = record(world.agent.history, 3600, 300.0)
-    return rehearse(recording, load(world.policy), History(open_current(f"sqlite:///{tmp_path}/b.sqlite")))
+    scratch = History(open_current(f"sqlite:///{tmp_path}/b.sqlite"))
+    return Rehearsal(recording, load(world.policy), scratch).run()

@@ -171,10 +171,7 @@ def test_hits_are_told_by_what_was_used_since(pairs, smallest):
     sure = {4, 5} if smallest else set()
     assert curve.sure == sure
     for often, plain in pairs:
-        if plain or not often <= sure:
-            curve.follow(dict.fromkeys(plain, 0), often)
-        else:
-            curve.hit(len(often))
+        curve.follow(dict.fromkeys(plain, 0), often)
         lost = often - sure
         used = [*plain[::-1], *lost]
         for key in set(used).intersection(order):
@@ -236,7 +233,7 @@ def test_new_keys_are_not_taken_for_known_ones():
     assert 250_000 < again.size < 450_000
     weight = Weight(threshold(0.1))
     weight.came(again)
-    assert weight.take(0, 0, otherwise=0.0) == pytest.approx(10, rel=0.02)
+    assert weight.take(otherwise=0.0) == pytest.approx(10, rel=0.02)
 
 
 def test_a_sampled_key_stands_for_those_that_came_before():
@@ -244,5 +241,6 @@ def test_a_sampled_key_stands_for_those_that_came_before():
     weight = Weight(100)
     weight.came(np.array([5, 99, 100, 2000, 7, 300], np.uint64))
     weight.came(np.array([1, 500], np.uint64))
-    assert weight.take(2, 1, otherwise=9.0) == 6 / 3
-    assert weight.take(0, 0, otherwise=9.0) == 9.0
+    weight.leave_out(2, 1)
+    assert weight.take(otherwise=9.0) == 6 / 3
+    assert weight.take(otherwise=9.0) == 9.0

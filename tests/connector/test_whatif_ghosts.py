@@ -257,36 +257,16 @@ def test_a_pool_that_shrinks_forgets_what_was_hot_in_it(traffic, capacity):
         assert told / came == pytest.approx(hits / keys, abs=0.05)
 
 
-def test_requests_of_hot_keys_alone_may_be_counted_together():
-    """What a cache never loses counts the same in a sum as request by request."""
-    ours, theirs = Miniatures(100, ["lru", "arc"], 0.5), Miniatures(100, ["lru", "arc"], 0.5)
-    often = HotSet()
-    often.shares = {1: 0.04, 2: 0.05}
-    for minis in (ours, theirs):
-        minis.warm(often)
-        minis.came(7, NONE)
-        minis.follow([([3, 4], set())])
-    ours.hit(5)
-    for hot in ({1}, {1, 2}, {1, 2}):
-        theirs.follow([([], hot)])
-    assert ours.take() == theirs.take() == dict.fromkeys(("lru", "arc"), (5.0, 7.0))
-
-
 @given(chains=grown(), cuts=st.integers(1, 9))
 def test_requests_may_be_followed_together(chains, cuts):
     """Some at once count what they count one after another, hot keys among them or not."""
     ours, theirs = Miniatures(20, CANDIDATES, 0.5), Miniatures(20, CANDIDATES, 0.5)
     often = HotSet()
     often.shares = {0: 0.5}
-    for minis in (ours, theirs):
+    for minis, together in ((ours, cuts), (theirs, 1)):
         minis.warm(often)
-        for _, every, again in requests(chains):
-            minis.came(every.size, again)
-    followed = [(chain, {0}.intersection(chain)) for chain in chains]
-    for start in range(0, len(chains), cuts):
-        ours.follow(followed[start : start + cuts])
-    for each in followed:
-        theirs.follow([each])
+        for asked in requests(chains, together=together):
+            minis.requests(*asked)
     assert ours.take() == theirs.take()
     held, expected = ({name: list(mini.visible) for name, mini in minis._minis.items()} for minis in (ours, theirs))
     assert held == expected

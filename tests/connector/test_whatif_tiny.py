@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from connector.chains import generated, grown, sessions
 from tiertune_connector.eviction import CANDIDATES
-from tiertune_connector.whatif.mini import Miniature, Miniatures
+from tiertune_connector.whatif.mini import Miniatures
 from tiertune_connector.whatif.pool_ghosts import PoolGhosts
 from tiertune_connector.whatif.sampler import hashes
 from tiertune_connector.whatif.simulated import SimulatedPool
@@ -83,7 +83,7 @@ def test_runs_do_what_their_keys_do_one_by_one(algorithm, chains, capacities, ev
 @pytest.mark.parametrize("algorithm", sorted(TINY))
 def test_numbers_of_what_no_cache_knows_are_forgotten(algorithm):
     """However many keys come, few have numbers; hits are a pool's all the time."""
-    minis, pool = Miniatures(60, [algorithm], 1.0), Miniature(60, algorithm)
+    minis, pool = Miniatures(60, [algorithm], 1.0), SimulatedPool(60, algorithm)
     most = 0
     for chain in generated(4_000, seed=1, live=4):
         hashed = np.array(chain, np.uint64)

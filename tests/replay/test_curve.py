@@ -13,8 +13,7 @@ from benchmarks.tuning.eviction import candidate_regret, exact_candidates
 from connector.stores import at_best
 from replay.files import columns, external, write_trace
 from tiertune_agent.replay.curve import curve_document
-from tiertune_agent.replay.exact import pool_hits
-from tiertune_agent.replay.opt import opt_hits
+from tiertune_agent.replay.exact import opt_hits, pool_hits
 from tiertune_agent.replay.sampled import sampled
 from tiertune_agent.replay.traces import Trace, builtin_trace, load_trace
 

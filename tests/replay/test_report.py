@@ -9,8 +9,9 @@ from agent.hostile import HOSTILE
 from agent.html import Page
 from replay.files import SCENARIO
 from tiertune_agent.replay.report import Played, report
-from tiertune_agent.replay.scenario import Event, load_scenario
+from tiertune_agent.replay.scenario import Event, Scenario
 from tiertune_agent.web.over_time import step_chart
+from tiertune_connector.documents import load_yaml
 
 
 def run(mean_s, *, remote=200, **more):
@@ -24,7 +25,7 @@ def run(mean_s, *, remote=200, **more):
 
 def played(**runs):
     document = {"trace": "t", "scenario": "s", "requests": 12345, "wall_s": 1.0, "runs": runs}
-    return Played(document, load_scenario(SCENARIO), 3600.0)
+    return Played(document, load_yaml(SCENARIO, Scenario), 3600.0)
 
 
 CHANGES = [

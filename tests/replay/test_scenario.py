@@ -3,8 +3,8 @@
 import pytest
 
 from replay.files import SCENARIOS
-from tiertune_agent.replay.scenario import MODELS, Scenario, load_scenario
-from tiertune_connector.documents import DocumentError, parse_yaml
+from tiertune_agent.replay.scenario import MODELS, Scenario
+from tiertune_connector.documents import DocumentError, load_yaml, parse_yaml
 
 GOOD = """\
 name: small
@@ -32,7 +32,7 @@ def refused(text):
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_examples_load(path):
     """Every example is valid and named as its file."""
-    assert load_scenario(path).name == path.stem
+    assert load_yaml(path, Scenario).name == path.stem
 
 
 def test_defaults_are_the_contracts():

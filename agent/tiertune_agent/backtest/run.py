@@ -89,7 +89,7 @@ def backtest(url: str, loaded: LoadedPolicy, last_s: float) -> Backtest:
         closing(History(open_current(f"sqlite:///{Path(folder) / 'backtest.sqlite'}"))) as scratch,
         bar("backtest", len({ended(window) for window in recording.windows})) as shown,
     ):
-        return rehearse(recording, loaded, scratch, shown.step)
+        return Rehearsal(recording, loaded, scratch).run(shown.step)
 
 
 def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
@@ -120,18 +120,11 @@ def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
     )
 
 
-def rehearse(recording: Recording, loaded: LoadedPolicy, scratch: History, step: Step = unseen) -> Backtest:
-    """Run the policy's tuners over what was recorded; decisions go into ``scratch``, an empty history.
-
-    ``step`` is called after each time at which windows ended.
-    """
-    return _Rehearsal(recording, loaded, scratch).run(step)
-
-
-class _Rehearsal:
-    """The agent's rounds, one for every time at which windows ended."""
+class Rehearsal:
+    """The policy's tuners over what was recorded: the agent's rounds, one for every time at which windows ended."""
 
     def __init__(self, recording: Recording, loaded: LoadedPolicy, scratch: History) -> None:
+        """Decisions go into ``scratch``, an empty history."""
         self._recording, self._loaded, self._scratch = recording, loaded, scratch
         self._at = recording.since
         self._stores = {store: Rehearsed(tuning) for store, tuning in recording.tuning.items()}
@@ -151,7 +144,8 @@ class _Rehearsal:
         """When each store reported for the last time."""
         self._prospects = deque(recording.prospects)
 
-    def run(self, step: Step) -> Backtest:
+    def run(self, step: Step = unseen) -> Backtest:
+        """``step`` is called after each round."""
         for at, windows in _moments(self._recording.windows, timedelta(seconds=self._window_s / 2)):
             self._at = at
             self._collect(windows)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeVar
 
 from tiertune_agent.doctor.facts import AllFacts
@@ -48,16 +49,10 @@ def of_each(
 ) -> Callable[[Severity], Callable[[Callable[[Subject], Told]], Check]]:
     """Decorator like ``check``, for a function of one subject; ``where`` is the attribute that says where it is."""
 
-    def of(severity: Severity) -> Callable[[Callable[[Subject], Told]], Check]:
-        def made(look_at: Callable[[Subject], Told]) -> Check:
-            def look(facts: AllFacts) -> Found:
-                return ((getattr(one, where), *told) for one in subjects(facts) for told in look_at(one))
+    def look(look_at: Callable[[Subject], Told], facts: AllFacts) -> Found:
+        return ((getattr(one, where), *told) for one in subjects(facts) for told in look_at(one))
 
-            return Check(look_at.__name__, severity, look)
-
-        return made
-
-    return of
+    return lambda severity: lambda look_at: Check(look_at.__name__, severity, partial(look, look_at))
 
 
 of_agent = of_each(lambda facts: [facts.agent] if facts.agent.url else [], "url")

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from tiertune_agent.fields import JsonDict
-from tiertune_agent.replay.exact import chunks_of, pool_hits
-from tiertune_agent.replay.opt import opt_hits
+from tiertune_agent.replay.exact import chunks_of, opt_hits, pool_hits
 from tiertune_agent.replay.sampled import Sampled, sampled
 from tiertune_agent.replay.traces import Trace
 from tiertune_agent.terminal.progress import Step, unseen

@@ -1,11 +1,10 @@
 """The document of a replay scenario: fleet, model, tiers, link. Speeds are assumptions, not measurements."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tiertune_connector.documents import Document, load_yaml
+from tiertune_connector.documents import Document
 from tiertune_connector.tuning import Algorithm
 
 Spec = TypeVar("Spec")
@@ -66,12 +65,13 @@ MODELS: dict[str, ModelSpec] = {
     # MLA keeps one latent of 576 values per layer; the width is a rough 128 heads of 160.
     "deepseek-v3": ModelSpec(params=37e9, layers=61, width=128 * 160, kv_bytes=61 * 576 * 2),
 }
+H100_FLOPS = 989e12
 GPUS: dict[str, GpuSpec] = {
-    **{
-        name: GpuSpec(flops=989e12 * count)
-        for name, count in (("h100", 1), ("h100x2", 2), ("h100x4", 4), ("h100x8", 8))
-    },
-    "h200x8": GpuSpec(flops=989e12 * 8),
+    "h100": GpuSpec(flops=H100_FLOPS),
+    "h100x2": GpuSpec(flops=2 * H100_FLOPS),
+    "h100x4": GpuSpec(flops=4 * H100_FLOPS),
+    "h100x8": GpuSpec(flops=8 * H100_FLOPS),
+    "h200x8": GpuSpec(flops=8 * H100_FLOPS),
     "a10": GpuSpec(flops=125e12),
 }
 
@@ -226,8 +226,3 @@ class Scenario(Document):
     def node(self, engine: int) -> int:
         """The node that the engine is on."""
         return engine // (self.engines // self.nodes)
-
-
-def load_scenario(path: Path) -> Scenario:
-    """The scenario in a YAML file, or DocumentError naming every place that is wrong."""
-    return load_yaml(path, Scenario)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tiertune_agent.records import Prospect, Window, covered_s, series, total
 from tiertune_agent.replay.fleet import Sizes
 from tiertune_agent.replay.link import Beliefs
-from tiertune_agent.tuners.base import MOST_OF_TIER, TypicalCandidate
+from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import Candidates, candidates, typical_candidate
 from tiertune_agent.tuners.tier_size import horizon_s
 from tiertune_connector.catalogue import BY_NAME
@@ -111,10 +111,6 @@ class Stores:
     def typical(self) -> TypicalCandidate | None:
         """The typical candidate of the last windows that had requests with chunks in the remote tier."""
         return typical_candidate(self._candidates)
-
-    def lately(self) -> list[Window]:
-        """Windows of the remote tier that a tuner reads, oldest first."""
-        return list(self.remote)[-MOST_OF_TIER:]
 
     def fill_s(self, chunks: int, algorithm: str, present: int) -> float | None:
         """Seconds in which a pool of ``chunks`` fills, at the rate at which one of ``present`` chunks missed lately.

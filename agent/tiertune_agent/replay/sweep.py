@@ -18,11 +18,12 @@ from tiertune_agent.fields import JsonDict
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.replay.contents import arrivals
 from tiertune_agent.replay.report import Played
-from tiertune_agent.replay.scenario import Scenario, load_scenario
+from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import replay_document, runs_of
 from tiertune_agent.replay.traces import Trace, TraceError, open_trace
 from tiertune_agent.terminal.options import InputError
 from tiertune_agent.terminal.progress import Step, unseen
+from tiertune_connector.documents import load_yaml
 
 ANSWERS_S = 5.0
 """Seconds within which a Ray cluster must be reachable."""
@@ -51,7 +52,7 @@ def grid(traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] 
     files = [file for path in scenarios for file in (sorted(path.glob("*.yaml")) if path.is_dir() else [path])]
     if not files:
         raise InputError(f"--scenario: there is no .yaml file in {', '.join(map(str, scenarios))}")
-    loaded = [load_scenario(file) for file in files]
+    loaded = [load_yaml(file, Scenario) for file in files]
     for name, scenario in product(runs, loaded):
         if name not in runs_of(scenario):
             there = ", ".join(runs_of(scenario))

@@ -20,7 +20,7 @@ from tiertune_agent.replay.play import Play, Tally
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.stores import BEGIN, KEPT_REMOTE, POOL, STORE, WINDOWS, Stores
 from tiertune_agent.tuners import gate_settings
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
+from tiertune_agent.tuners.base import MOST_OF_TIER, Answer, Current, NoChange, Proposal, Tuner
 from tiertune_agent.tuners.eviction import EvictionSettings, EvictionTuner
 from tiertune_agent.tuners.gate_settings import GateTuner
 from tiertune_agent.tuners.registry import Tuners
@@ -163,8 +163,8 @@ class ReplayAgent:
         if of_period or (number % FETCH_WINDOWS == 0 and self.stores.news):
             self.stores.news = False
             self._act([RemoteFetch, GateTuner] if of_period else [RemoteFetch])
-        looks = {tuner: settings_of(self._rule, tuner.name).looks for tuner in (TierSize, EvictionTuner)}
-        self._act([tuner for tuner, times in looks.items() if number * times % WINDOWS == 0])
+        asked = TierSize, EvictionTuner
+        self._act([each for each in asked if number * settings_of(self._rule, each.name).looks % WINDOWS == 0])
 
     def _notice(self) -> None:
         """Drift: the fleet is not as it was left, so it is taken as it is, and told."""
@@ -227,7 +227,7 @@ class ReplayAgent:
             undone=undone,
             changes_last_hour=sum(change.at_s > self._at_s - 3600 for change in self.changes),
         )
-        windows = self.stores.lately() if target == REMOTE else self.stores.windows
+        windows = list(self.stores.remote)[-MOST_OF_TIER:] if target == REMOTE else self.stores.windows
         answer = guard(tuner.evaluate(windows, current), rules, recent)
         if not isinstance(answer, Proposal):
             return answer

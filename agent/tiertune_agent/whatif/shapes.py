@@ -6,7 +6,7 @@ from typing import NamedTuple
 from tiertune_agent.fields import capacity_of, read
 from tiertune_agent.records import Snapshot
 from tiertune_agent.tuners.base import present
-from tiertune_connector.tuning import LOCAL, TIERS
+from tiertune_connector.tuning import LOCAL
 from tiertune_connector.whatif.chain import Shape
 
 TIMES = (0.0, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
@@ -95,8 +95,8 @@ class Grid:
         """Whether the shapes surround the present sizes of each tier; splits alone only have to span them."""
         if self._apart:
             return now in self.shapes and all(self._surrounds(now, tier) for tier in self._apart)
-        sizes = [(getattr(now, tier), [getattr(shape, tier) for shape in self.shapes]) for tier in TIERS]
-        return all(min(others) <= size <= max(others) for size, others in sizes)
+        by_tier = zip(now, *self.shapes, strict=True)
+        return all(min(others) <= size <= max(others) for size, *others in by_tier)
 
     def _surrounds(self, now: Shape, tier: str) -> bool:
         """Whether there are larger and smaller sizes of the tier alone; going without it is no size."""

@@ -194,8 +194,7 @@ class _Fleet:
         self._hosts: dict[Hashable, tuple[SimulatedPool, SimulatedPool]] = {}
         self._remote = SimulatedPool(round(shape.remote * remote_scale))
         self.room = room
-        sizes = (("dram", shape.dram), ("disk", shape.disk), ("remote", shape.remote))
-        self.hot_in = next((tier for tier, size in sizes if size), "")
+        self.hot_in = next((tier for tier, size in shape._asdict().items() if size), "")
 
     def play(self, request: _Request) -> _Found:
         """Look the request up, then write it through."""

@@ -12,7 +12,7 @@ from tiertune_connector.whatif.distances import STEPS, Distances
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Weight
 from tiertune_connector.whatif.recency import Recency
-from tiertune_connector.whatif.sampler import Hashes, lowest_of, once_each, threshold, within
+from tiertune_connector.whatif.sampler import Hashes, lowest_of, once_each, threshold
 
 MOST_TRACKED = 16_384
 WHOLE = 4096
@@ -46,15 +46,12 @@ class Curve:
         self.counted = 0
         """Those among which hits are told; the latest wait until some that came before were sampled."""
         self._begun = 0  # keys that came for the first time
-        self.below = threshold(self.rate)
-        """Hashes of sampled keys lie below."""
         self._now = 1
         self._hot_keys: frozenset[Key] = frozenset()
         self.sure: frozenset[Key] = frozenset()
         """Hot keys that hit in a cache of any size, so they have no place."""
         self._plain, self._fixed = Recency(), Recency()  # of sampled keys, and of hot ones
-        self._weight = Weight(self.below)
-        self._hot_accesses = self._hot_low = 0  # of hot keys, and those of them with a low hash, since the settlement
+        self._weight = Weight(threshold(self.rate))
         self._hashes: dict[Key, int] = {}  # of the keys that are sampled, hot now or not
         self._distances = Distances(self.rate)
         self._most_sampled = self._limit()
@@ -67,16 +64,18 @@ class Curve:
     def requests(self, chains: Sequence[Keys], hashed: Hashes, again: Hashes) -> bool:
         """Some requests' keys, head first, with all their hashes, one after another, and ``again`` as of `came`.
 
-        True if the hot set was refreshed, for which an exact curve has no use.
+        True if the hot set was refreshed.
         """
         self.came(hashed.size, again)
         if self.exact:
             for keys, values in once_each(chains, hashed):
                 self.follow_all(keys, values)
-            return False
-        below, often = self.below, self.hot.keys
-        for keys, low in zip(chains, lowest_of(chains, hashed, below), strict=True):
-            self.follow(low if self.below == below else within(low, self.below), often.intersection(keys))
+        else:
+            often, below = self.hot.keys, self._weight.below
+            for keys, low in zip(chains, lowest_of(chains, hashed, below), strict=True):
+                fell = self._weight.below < below  # as too many were followed
+                sampled = {key: value for key, value in low.items() if value < self._weight.below} if fell else low
+                self.follow(sampled, often.intersection(keys))
         refreshed = self.hot.requests(chains)
         if refreshed:
             self.refresh()
@@ -92,27 +91,19 @@ class Curve:
         self.accesses += keys
         self._weight.came(again)
 
-    def hit(self, sure: int) -> None:
-        """``sure`` sure keys came, in requests with nothing else to follow."""
-        self._hot_accesses += sure
-        self._distances.hot[0] += sure
-
     def follow(self, sampled: Mapping[Key, int], hot: AbstractSet[Key]) -> None:
         """Follow one request's keys with a hash below the rate, in order, and those in the hot set."""
         hot_lasts = None
         if hot and self._hot_keys:
-            self._hot_accesses += len(hot)
+            came = len(sampled)
             if not hot.isdisjoint(sampled):
-                self._hot_low += len(sampled)
                 sampled = {key: value for key, value in sampled.items() if key not in hot}
-                self._hot_low -= len(sampled)
+            self._weight.leave_out(len(hot), came - len(sampled))
             if sure := self.sure & hot:
                 self._distances.hot[0] += len(sure)
                 hot = hot - sure
             hot_lasts = self._fixed.lasts(hot)
             self._observe(hot_lasts, self._distances.hot)
-            if len(hot) == 1 and not sampled and hot_lasts == [self._now - 1]:
-                return  # the head of all prompts again: the order stays as it is
         if sampled:
             lasts = self._plain.lasts(sampled)
             self._begun += len(sampled) - len(lasts)
@@ -151,7 +142,7 @@ class Curve:
 
     def hits(self, sizes: Sequence[float]) -> list[float]:
         """Counted keys within cached prefixes so far, in caches of these sizes; never fewer in a larger one."""
-        if not self._weight.too_few(self._hot_accesses, self._hot_low):
+        if not self._weight.too_few():
             self.settle()
         return [min(hits, self.counted) for hits in self._distances.hits(sizes)]
 
@@ -163,7 +154,7 @@ class Curve:
         """Go on at a lower rate."""
         self._settle(rate)
         self.rate = rate
-        below = self.below = self._weight.below = threshold(rate)
+        below = self._weight.below = threshold(rate)
         self._most_sampled = self._limit()
         for key in [key for key, value in self._hashes.items() if value >= below]:
             del self._hashes[key]
@@ -198,8 +189,7 @@ class Curve:
         self.refresh()
 
     def _settle(self, rate: float) -> None:
-        self._distances.settle(self._weight.take(self._hot_accesses, self._hot_low, otherwise=1 / self.rate), rate)
-        self._hot_accesses = self._hot_low = 0
+        self._distances.settle(self._weight.take(otherwise=1 / self.rate), rate)
         self.counted = self.accesses
 
     def _limit(self) -> int:

@@ -35,27 +35,32 @@ class KnownKeys:
 
 
 class Weight:
-    """How many accesses to known keys one with a low hash stands for: only known keys can be hits."""
+    """How many accesses to known keys one with a low hash stands for: only known keys can be hits.
+
+    Hot keys are left out: each of their accesses stands for itself.
+    """
 
     def __init__(self, below: int) -> None:
-        """A hash is low if it lies below ``below``."""
+        """A hash is low if it lies below ``below``, as those of sampled keys do."""
         self.below = below
-        self._all = self._low = 0
+        self._known = self._low = 0
 
     def came(self, again: Hashes) -> None:
         """Keys with these hashes came, and had come before."""
-        self._all += again.size
+        self._known += again.size
         self._low += int(np.count_nonzero(again < np.uint64(self.below)))
 
-    def too_few(self, hot: int, hot_low: int) -> bool:
+    def leave_out(self, hot: int, low: int) -> None:
+        """``hot`` of the keys that came are hot, ``low`` of these have a low hash."""
+        self._known -= hot
+        self._low -= low
+
+    def too_few(self) -> bool:
         """Whether known keys came since the last `take`, but none with a low hash: nothing tells what they hit."""
-        return self._all > hot and self._low <= hot_low
+        return self._known > 0 >= self._low
 
-    def take(self, hot: int, hot_low: int, *, otherwise: float) -> float:
-        """The weight since the last call, without so many ``hot`` accesses, ``hot_low`` of them with a low hash.
-
-        ``otherwise`` if too few came.
-        """
-        known, low = self._all - hot, self._low - hot_low
-        self._all = self._low = 0
+    def take(self, *, otherwise: float) -> float:
+        """The weight since the last call; ``otherwise`` if too few came."""
+        known, low = self._known, self._low
+        self._known = self._low = 0
         return known / low if known > 0 and low > 0 else otherwise

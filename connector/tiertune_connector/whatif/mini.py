@@ -5,27 +5,14 @@ loses are left out, and count as hits.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from operator import itemgetter
 
 from tiertune_connector.eviction import Key, Keys
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Weight
-from tiertune_connector.whatif.sampler import Hashes, lowest_of, threshold
+from tiertune_connector.whatif.sampler import Hashes, Low, lowest_of, once_each, threshold
 from tiertune_connector.whatif.simulated import SimulatedPool
 from tiertune_connector.whatif.tiny import MOST_KEYS, TINY, Numbers, Tiny
-
-
-class Miniature(SimulatedPool):
-    """One algorithm over the sampled keys."""
-
-    hits = 0
-    """Sampled keys within the longest cached prefix of their request, before the request touched the cache."""
-
-    def request(self, keys: Keys) -> None:
-        """The sampled keys of one request, head first, none twice."""
-        self.hits += self.prefix(keys)
-        self.write_through(keys)
 
 
 class Miniatures:
@@ -36,14 +23,13 @@ class Miniatures:
         self.capacity, self.rate = capacity, rate
         self.hot: frozenset[Key] = frozenset()
         """Keys that the caches never lose: hits that are not simulated."""
-        self._minis: dict[str, Miniature] = {}
+        self._minis: dict[str, SimulatedPool] = {}
         self._tiny: dict[str, Tiny] = {}
         self._numbers = Numbers()  # of the keys of the tiny ones
         for name in algorithms:
             self.begin(name)
         self._weight = Weight(threshold(rate))
-        self._keys = self._plain = self._sampled = 0  # all that came, not hot, sampled: since they were taken
-        self._hot_low = 0  # hot ones with a hash below the rate
+        self._keys = self._sure = self._sampled = 0  # all that came, hot ones (sure hits), sampled ones: since taken
 
     def begin(self, algorithm: str, held: Keys = ()) -> None:
         """Follow this algorithm; ``held``: what its cache holds, the next victim first; a tiny one begins empty."""
@@ -51,7 +37,7 @@ class Miniatures:
         if self.rate == 1 and capacity < MOST_KEYS and algorithm in TINY:  # sampled keys hardly ever lie in runs
             self._tiny[algorithm] = TINY[algorithm](capacity)
         else:
-            self._minis[algorithm] = Miniature(capacity, algorithm)
+            self._minis[algorithm] = SimulatedPool(capacity, algorithm)
             self._minis[algorithm].write_through(held[::-1])
 
     def end(self, algorithm: str) -> bool:
@@ -59,41 +45,34 @@ class Miniatures:
         return self._minis.pop(algorithm, None) is not None
 
     def requests(self, chains: Sequence[Keys], hashed: Hashes, again: Hashes) -> None:
-        """Some requests' keys, head first, with all their hashes, one after another, and ``again`` as of `came`."""
-        self.came(hashed.size, again)
-        sampled = lowest_of(chains, hashed, threshold(self.rate))
-        self.follow((list(low), self.hot.intersection(keys)) for keys, low in zip(chains, sampled, strict=True))
+        """Some requests' keys, head first, with all their hashes, one after another.
 
-    def came(self, keys: int, again: Hashes) -> None:
-        """``keys`` keys came, of one request or more; ``again``: hashes of those known before, at rates below 1."""
-        self._keys += keys
-        self._plain += keys
-        self._weight.came(again)
-
-    def hit(self, hot: int) -> None:
-        """``hot`` hot keys came, in requests with nothing else sampled."""
-        self._plain -= hot
-
-    def follow(self, requests: Iterable[tuple[Keys, AbstractSet[Key]]]) -> None:
-        """Follow some requests' keys with a hash below the rate, head first, none twice, and those that come often.
-
-        One cache sees them all before the next does, so what it holds stays close to the processor meanwhile.
+        ``again``: hashes of those keys that came before, at rates below 1. One cache sees all requests before the next
+        does, so what it holds stays close to the processor meanwhile.
         """
-        every: list[Keys] = []
-        for sampled, often in requests:
-            keys = sampled
-            if often and (hot := self.hot & often):
-                self._plain -= len(hot)
-                keys = [key for key in sampled if key not in hot]
-                self._hot_low += len(sampled) - len(keys)
-            if keys:
-                self._sampled += len(keys)
-                every.append(keys)
+        self._keys += hashed.size
+        self._weight.came(again)
+        if self.rate == 1:
+            sampled: Iterable[Keys] = (keys for keys, _ in once_each(chains, hashed))
+        else:
+            sampled = map(self._plain, chains, lowest_of(chains, hashed, threshold(self.rate)))
+        every = [keys for keys in sampled if keys]
+        self._sampled += sum(map(len, every))
         for mini in self._minis.values():
-            for each in every:
-                mini.request(each)
+            for keys in every:
+                mini.request(keys)
         if self._tiny:
             self._follow_tiny(every)
+
+    def _plain(self, keys: Keys, low: Low) -> Keys:
+        """One request's keys with low hashes, without hot ones."""
+        hot = self.hot.intersection(keys)
+        if not hot:
+            return list(low)
+        plain = [key for key in low if key not in hot]
+        self._sure += len(hot)
+        self._weight.leave_out(len(hot), len(low) - len(plain))
+        return plain
 
     def take(self, *, whole: bool = False, **more: float) -> dict[str, tuple[float, float]]:
         """By algorithm: hits, and all keys that came, since the last time.
@@ -101,21 +80,22 @@ class Miniatures:
         Not ``whole``: nothing yet if too few came.
         ``more``: hits of sampled keys, with algorithms that are followed elsewhere.
         """
-        if not whole and self.rate < 1 and self._weight.too_few(self._keys - self._plain, self._hot_low):
+        if not whole and self.rate < 1 and self._weight.too_few():
             return {}
-        scale, sure, keys = self._scale(), self._keys - self._plain, float(self._keys)
+        scale, keys = self._scale(), float(self._keys)
         hits = {**{name: mini.hits for name, mini in self._caches().items()}, **more}
-        taken = {name: (min(sure + each * scale, keys), keys) for name, each in hits.items()}
+        taken = {name: (min(self._sure + each * scale, keys), keys) for name, each in hits.items()}
         for mini in self._caches().values():
             mini.hits = 0
-        self._keys = self._plain = self._sampled = self._hot_low = 0
+        self._keys = self._sure = self._sampled = 0
         return taken
 
     def _scale(self) -> float:
         """Keys that a sampled key's hit stands for."""
         if self.rate == 1:
-            return self._plain / self._sampled if self._sampled else 0.0  # not 1 where a key was twice in a request
-        return self._weight.take(self._keys - self._plain, self._hot_low, otherwise=1 / self.rate)
+            plain = self._keys - self._sure
+            return plain / self._sampled if self._sampled else 0.0  # not 1 where a key was twice in a request
+        return self._weight.take(otherwise=1 / self.rate)
 
     def warm(self, often: HotSet) -> None:
         """The hot set or the capacity has changed: below rate 1, keys that the cache never loses are hot."""
@@ -147,7 +127,7 @@ class Miniatures:
                 mini.request(chain, look)
         numbers.sweep(minis)
 
-    def _caches(self) -> Mapping[str, Miniature | Tiny]:
+    def _caches(self) -> Mapping[str, SimulatedPool | Tiny]:
         return {**self._minis, **self._tiny}
 
     def _scaled(self) -> int:

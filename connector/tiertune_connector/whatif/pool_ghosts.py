@@ -1,15 +1,15 @@
 """What a pool would have hit with each candidate algorithm, and with LRU at other sizes: its ghosts."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from tiertune_connector.eviction import CANDIDATES, LRU, Key, Keys
+from tiertune_connector.eviction import CANDIDATES, LRU, Keys
 from tiertune_connector.whatif.curve import Curve
 from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import KnownKeys
 from tiertune_connector.whatif.mini import Miniatures
-from tiertune_connector.whatif.sampler import Hashes, Low, lowest_of, once_each, threshold, within
+from tiertune_connector.whatif.sampler import Hashes
 
 RATES = {128: 1.0, 1024: 1 / 16}
 """For pools below so many chunks, as a tiny ghost tells little; three algorithms cost about 3 µs per simulated key."""
@@ -56,9 +56,7 @@ class PoolGhosts:
         """``rate`` replaces the one that follows from the capacity; 1 is exact."""
         self._wanted_rate = rate
         self._minis = Miniatures(capacity, CANDIDATES, rate or rate_of(capacity))
-        self._below = threshold(self.rate)
-        self._known = KnownKeys() if self.rate < 1 else None
-        self._curve = self._new_curve(HotSet())
+        self._begin(HotSet())
         self._lru_by_curve = self._curve.exact and self._minis.end(LRU.name)  # which knows what LRU holds
         self._waiting: list[Keys] = []
         self._waiting_hashes: list[Hashes] = []
@@ -103,10 +101,8 @@ class PoolGhosts:
             self._minis.begin(LRU.name, self._curve.latest(self._minis.capacity))
         self._minis.resize(capacity, rate)
         self._minis.warm(self._curve.hot)
-        self._below = threshold(rate)
         if changed:
-            self._known = KnownKeys() if rate < 1 else None
-            self._curve = self._new_curve(self._curve.hot)
+            self._begin(self._curve.hot)
         self._curve.reach(grid(capacity)[0] if capacity else 0, SPAN * capacity)
         self._capacities = [*(each for each in self._capacities if each != capacity), capacity][-_CAPACITIES:]
         self._follow_sizes()
@@ -117,39 +113,10 @@ class PoolGhosts:
             return
         chains, hashed = self._waiting, np.concatenate(self._waiting_hashes)
         self._waiting, self._waiting_hashes, self._waiting_keys = [], [], 0
-        minis, curve = self._minis, self._curve
         again = hashed[self._known.before(hashed)] if self._known else hashed[:0]
-        minis.came(hashed.size, again)
-        curve.came(hashed.size, again)
-        if curve.exact:
-            whole = list(once_each(chains, hashed))
-            minis.follow((keys, minis.hot) for keys, _ in whole)
-            for keys, values in whole:
-                curve.follow_all(keys, values)
-        else:
-            self._follow_some(chains, hashed)
-        if curve.hot.requests(chains):
-            curve.refresh()
-            minis.warm(curve.hot)
-
-    def _follow_some(self, chains: Sequence[Keys], hashed: Hashes) -> None:
-        """The keys with low hashes and the hot ones."""
-        minis, curve, below = self._minis, self._curve, self._below
-        often = curve.hot.keys
-        sure, hits = curve.sure & minis.hot, 0  # requests of which nothing else is followed are only counted
-        widest = max(below, curve.below)
-        followed: list[tuple[Low, frozenset[Key]]] = []
-        for keys, low in zip(chains, lowest_of(chains, hashed, widest), strict=True):
-            hot = often.intersection(keys)
-            if low or not hot <= sure:
-                followed.append((low, hot))
-            else:
-                hits += len(hot)
-        minis.follow((list(low if below == widest else within(low, below)), hot) for low, hot in followed)
-        for low, hot in followed:
-            curve.follow(low if curve.below == widest else within(low, curve.below), hot)
-        minis.hit(hits)
-        curve.hit(hits)
+        self._minis.requests(chains, hashed, again)
+        if self._curve.requests(chains, hashed, again):
+            self._minis.warm(self._curve.hot)
 
     def _settle(self, *, whole: bool = False) -> None:
         """Count what came since the last time: at the pool's own size by the miniatures, at the others by the curve.
@@ -182,8 +149,10 @@ class PoolGhosts:
         self._seen = dict(zip(sizes, self._curve.hits(list(sizes)), strict=True))
         self._seen_keys = self._curve.counted
 
-    def _new_curve(self, hot: HotSet) -> Curve:
+    def _begin(self, hot: HotSet) -> None:
+        """What depends on the rate begins anew."""
+        self._known = KnownKeys() if self.rate < 1 else None
         largest = SPAN * self._minis.capacity
         rate = 1.0 if self.rate == 1 else halved(self.rate * _CURVE_SHARE, largest, _CURVE_CHUNKS)
         smallest = grid(self._minis.capacity)[0] if largest else 0
-        return Curve(rate, smallest=smallest, largest=largest, hot=hot)
+        self._curve = Curve(rate, smallest=smallest, largest=largest, hot=hot)

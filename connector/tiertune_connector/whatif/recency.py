@@ -51,12 +51,6 @@ class Recency:
 
     def since(self, lasts: Times) -> list[int]:
         """How many keys were used after each of these times, ascending: of keys that are here, or of none."""
-        times = self._times
-        if not lasts:
-            return []
-        first = bisect_right(times, lasts[0])
-        if first == bisect_right(times, lasts[-1]):  # none of the keys that are here was used between them
-            return [len(times) - first] * len(lasts)
         return list(chain.from_iterable(self.runs_since(lasts)))
 
     def runs_since(self, lasts: Times) -> Iterator[range]:
@@ -108,7 +102,7 @@ class Recency:
         times, done = self._times, 0
         while done < len(lasts):
             index = bisect_left(times, lasts[done])
-            run = self._run(index, lasts, done) if len(lasts) > 1 else 1
+            run = self._run(index, lasts, done)
             del times[index : index + run], self._order[index : index + run]
             done += run
 

@@ -56,10 +56,6 @@ def threshold(rate: float) -> int:
 def lowest_of(chains: Sequence[Keys], hashed: Hashes, below: int) -> Iterator[Low]:
     """The keys of each chain with hashes below ``below``; ``hashed`` are the hashes of all keys, one after another."""
     low = (hashed < np.uint64(below)).nonzero()[0]
-    if low.size == hashed.size:
-        values = iter(hashed.tolist())
-        yield from (dict(zip(keys, values, strict=False)) for keys in chains)
-        return
     left = zip(low.tolist(), hashed[low].tolist(), strict=True)
     place, value = next(left, _NONE)
     start = 0
@@ -70,11 +66,6 @@ def lowest_of(chains: Sequence[Keys], hashed: Hashes, below: int) -> Iterator[Lo
             place, value = next(left, _NONE)
         yield found
         start = end
-
-
-def within(low: Low, below: int) -> Low:
-    """Of keys with low hashes those whose hashes lie below."""
-    return low and {key: value for key, value in low.items() if value < below}
 
 
 def once_each(chains: Iterable[Keys], hashed: Hashes) -> Iterator[tuple[Keys, Hashes]]:

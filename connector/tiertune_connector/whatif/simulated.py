@@ -7,6 +7,14 @@ from tiertune_connector.pool import Pool
 class SimulatedPool(Pool[bool]):
     """The production pool by a shorter way, as nothing is ever being written."""
 
+    hits = 0
+    """Keys within the longest cached prefix of a ``request``, before it touched the cache."""
+
+    def request(self, keys: Keys) -> None:
+        """A request's keys, head first: count those that hit, and write all through."""
+        self.hits += self.prefix(keys)
+        self.write_through(keys)
+
     def write_through(self, keys: Keys) -> None:
         """Touch or insert a whole chain, tail first."""
         resident, eviction, capacity = self._resident, self._eviction, self.capacity
