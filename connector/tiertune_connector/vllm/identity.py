@@ -27,7 +27,7 @@ from tiertune_connector.keys import Namespace
 from tiertune_connector.vllm import weights
 
 logger = logging.getLogger(f"vllm.{__name__}")
-KEYS = 3
+KEYS = 4
 """Version of what namespaces and keys tell apart, adapters' too. Raise it whenever they come to tell more: what earlier
 engines stored may lie under keys that now mean other contents."""
 FROM_FILES = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "runai_streamer", "instanttensor", "mistral"})
@@ -62,14 +62,20 @@ QUANTISING = {
     "VLLM_XPU_INC_WNA16_BACKEND": "auto",
     "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "NONE",
     "VLLM_FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE": False,
+    "VLLM_BATCH_INVARIANT": False,
+    "VLLM_FLOAT32_MATMUL_PRECISION": "highest",
 }
 """Environment variables of vLLM that say how weights, or what they are multiplied with, are quantised; their defaults.
+
+Batch invariance is one of them: its kernels quantise activations otherwise. So is the precision of float32 products.
 
 Kernels that are set (`moe_backend`, `linear_backend`) are not told, though some of them quantise activations and some
 do not: engines for prefill and for decode, which are to share, may well have different ones.
 """
 ORDERING = {"VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": False}
 """Likewise those that say in which order a backend fills a page, where no backend is set and its size is the same."""
+QUERIES = ("use_prefill_query_quantization", "disable_flashinfer_q_quantization")
+"""Fields of vLLM's attention configuration that say whether queries are quantised; by default both are false."""
 VLLMS_OWN = ("auto", "vllm")
 """Values of `model_impl`: Transformers' may order what is in a key otherwise (DeepSeek's, in its rotated part)."""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -91,12 +97,13 @@ def namespace(
     ranks, served = vllm_config.parallel_config, model.served_model_name
     # How a sequence's tokens are dealt to ranks, if they are; which layers each stage has, if somebody set that.
     dealt, stages = parallel.pcp_size * parallel.dcp_size > 1, parallel.pp_size > 1 and envs.VLLM_PP_LAYER_PARTITION
+    queries = [name for name in QUERIES if getattr(vllm_config.attention_config, name)]
     algorithm, measured = str(cache.prefix_caching_hash_algo), getattr(cache, "calculate_kv_scales", False)
     return Namespace(
         model=str(served[0] if isinstance(served, list) else served or model.model),
         weights=(
-            _only(config, "a trainer exchanges its weights, or it invents them")
-            if exchanges_weights(vllm_config)
+            _only(config, reason)
+            if (reason := _others_cannot_follow(vllm_config))
             else known_weights(vllm_config) or _only(config, "its weights are not known")
         ),
         dtype=_text(
@@ -108,6 +115,7 @@ def namespace(
             _only(config, "it measures the scales of its KV cache") if measured else "",
             *([model.quantization_config] if model.quantization_config else []),
             *([quantising] if (quantising := _set_by_environment(QUANTISING)) else []),
+            *([queries] if queries else []),
         ),
         kv_layout=_layout(vllm_config, kv_cache_config, config),
         parallel=_text(
@@ -121,6 +129,14 @@ def namespace(
         hash_seed=resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
         epoch=epoch,
     )
+
+
+def _others_cannot_follow(vllm_config: VllmConfig) -> str:
+    """Why what the engine computes does not follow from its files and settings; empty if it does."""
+    if exchanges_weights(vllm_config):
+        return "a trainer exchanges its weights, or it invents them"
+    # As a load test does; vLLM says itself that outputs are not valid then.
+    return "its experts are picked at random" if envs.VLLM_MOE_ROUTING_SIMULATION_STRATEGY else ""
 
 
 def layer_spec(kv_cache_config: KVCacheConfig, group: int) -> Any:  # noqa: ANN401 (vLLM's KVCacheSpec)

@@ -137,7 +137,9 @@ NEEDS = {
         "get_current_vllm_config_or_none": "",
     },
     "config/lora.py": {"LoRAConfig": "lora_dtype target_modules enable_tower_connector_lora"},
-    "config/attention.py": {"AttentionConfig": "backend backend_per_kind"},
+    "config/attention.py": {
+        "AttentionConfig": "backend backend_per_kind use_prefill_query_quantization disable_flashinfer_q_quantization"
+    },
     "config/multimodal.py": {
         "MultiModalConfig": (
             "mm_processor_kwargs media_io_kwargs video_pruning_rate video_pruning_method mm_encoder_attn_dtype "
