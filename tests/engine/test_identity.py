@@ -1,5 +1,6 @@
 """Who shares chunks with whom: namespaces of real configurations."""
 
+import importlib
 import json
 import shutil
 from dataclasses import replace
@@ -8,6 +9,7 @@ import pytest
 import torch
 import vllm
 from vllm.config import ModelConfig, MultiModalConfig, WeightTransferConfig
+from vllm.model_executor.models import ModelRegistry
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import MambaSpec
 
@@ -144,6 +146,23 @@ def test_a_local_models_own_code_is_part_of_it(told, model, tmp_path):
     assert old == same != new
     old, same, new = (told({"model": str(folder)}) for folder in folders)
     assert old == same == new
+
+
+def test_a_class_that_a_plugin_registers_is_part_of_it(configured, usual, tmp_path, monkeypatch):
+    """In place of vLLM's own, by name or imported already, with the code of its package: a helper's, too."""
+    config = configured(**NAME)
+    package = tmp_path / "plugged"
+    package.mkdir()
+    (package / "__init__.py").write_text("from torch import nn\n\n\nclass Llama(nn.Module):\n    pass\n")
+    (package / "scaling.py").write_text("scale = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(ModelRegistry.models, config.model_config.architecture, None)
+    ModelRegistry.register_model(config.model_config.architecture, "plugged:Llama")
+    first = identify(config)
+    ModelRegistry.register_model(config.model_config.architecture, importlib.import_module("plugged").Llama)
+    assert identify(config) == first
+    (package / "scaling.py").write_text("scale = 2")
+    assert len({usual, first, identify(config)}) == 3
 
 
 class TestLength:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import vllm
 from huggingface_hub import try_to_load_from_cache
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.transformers_utils.config import iter_rope_parameters
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -207,8 +209,38 @@ def _other_code(model: Any) -> dict[str, object]:  # noqa: ANN401 (vLLM's ModelC
         "classes": model.model_class_overrides,
         "implementation": "" if model.model_impl in VLLMS_OWN else model.model_impl,
         "files": [f"{path.name} {_digest(path)}" for path in files],
+        "plugin": _plugged(model),
     }
     return {name: each for name, each in code.items() if each}
+
+
+def _plugged(model: Any) -> list[str]:  # noqa: ANN401 (vLLM's ModelConfig)
+    """The model's class with the contents of its package, if a plugin brought it; empty if it is vLLM's own."""
+    registered = ModelRegistry.models.get(model.architecture)
+    imported = getattr(registered, "model_cls", None)
+    if named := model.model_class_overrides.get(model.architecture):
+        place = named
+    elif imported is not None:
+        place = f"{imported.__module__}:{imported.__qualname__}"
+    else:
+        place = f"{registered.module_name}:{registered.class_name}" if registered else "vllm"
+    package = place.partition(":")[0].partition(".")[0]
+    return [] if package == "vllm" else [place, *_sources(package)]
+
+
+def _sources(package: str) -> list[str]:
+    """All Python files of a package, or the one of a module, with their digests."""
+    try:
+        spec = find_spec(package)
+    except ValueError:  # of `__main__`
+        spec = None
+    if spec is None:
+        return []
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = {str(path.relative_to(folder)): path for folder in folders for path in sorted(folder.rglob("*.py"))}
+    if not folders and spec.has_location:
+        files = {package: Path(spec.origin or "")}
+    return [f"{name} {_digest(path)}" for name, path in files.items() if path.is_file()]
 
 
 def _set_by_environment(usual: Mapping[str, object]) -> dict[str, object]:

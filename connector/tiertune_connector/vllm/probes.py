@@ -129,8 +129,13 @@ NEEDS = {
     "config/model.py": {
         "ModelConfig": (
             "runner_type is_prefix_caching_supported is_diffusion use_mla code_revision model_class_overrides "
-            "model_impl trust_remote_code"
+            "model_impl trust_remote_code architecture"
         )
+    },
+    "model_executor/models/registry.py": {
+        "_ModelRegistry": "models",
+        "_LazyRegisteredModel": "module_name class_name",
+        "_RegisteredModel": "model_cls",
     },
     "config/vllm.py": {
         "VllmConfig": "aux_output_config num_speculative_tokens",
