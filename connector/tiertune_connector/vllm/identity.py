@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,13 @@ def namespace(
     config: OffloadingConfig,
     chunk_tokens: int,
     epoch: int,
+    *,
+    splits: Sequence[str] = (),
 ) -> Namespace:
     """If a part of it cannot be known, this engine shares its chunks with no other, and a warning says so.
 
-    ``chunk_tokens`` of the leading group; ``epoch``: the operator's. An adapter's contents are part of requests' keys.
+    ``chunk_tokens`` of the leading group; ``epoch``: the operator's; ``splits``: what each rank says of how its pages
+    are split, "" if it says nothing. An adapter's contents are part of requests' keys.
     """
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, config.parallel
     ranks, served = vllm_config.parallel_config, model.served_model_name
@@ -119,7 +122,7 @@ def namespace(
             *([quantising] if (quantising := _set_by_environment(QUANTISING)) else []),
             *([queries] if queries else []),
         ),
-        kv_layout=_layout(vllm_config, kv_cache_config, config),
+        kv_layout=_layout(vllm_config, kv_cache_config, config, splits),
         parallel=_text(
             *(parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size, parallel.world_size),
             config.replicated_layout,
@@ -308,7 +311,9 @@ def _only(config: OffloadingConfig, reason: str) -> str:
     return f"engine:{config.engine_id}:{os.urandom(8).hex()}"
 
 
-def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig) -> str:
+def _layout(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig, splits: Sequence[str]
+) -> str:
     attention = vllm_config.attention_config
     layers = [
         [
@@ -334,6 +339,9 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
         str(attention.backend),  # those that are set, because each may fill a page in another way
         *([_text(attention.backend_per_kind)] if attention.backend_per_kind else []),
         *([ordered] if (ordered := _set_by_environment(ORDERING)) else []),
+        # A backend's kernels may be picked by what it finds when it starts, so the pages that it made are looked at.
+        *splits,
+        *([] if all(splits) else [_only(config, "a rank does not say how its pages are split")]),
         ".".join(str(vllm.__version__).split(".")[:2]),  # its kernels decide how a page is filled, and say so nowhere
         f"keys {KEYS}",  # here, as every store knows this field
     )

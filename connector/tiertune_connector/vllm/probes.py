@@ -79,7 +79,7 @@ NEEDS = {
         "OffloadingConnector": (
             "connector_scheduler on_new_request get_num_new_matched_tokens build_connector_meta get_kv_connector_stats "
             "build_prom_metrics reset_cache request_finished take_events register_kv_caches wait_for_save "
-            "build_connector_worker_meta update_connector_output"
+            "build_connector_worker_meta update_connector_output connector_worker"
         ),
     },
     "distributed/kv_transfer/kv_connector/v1/base.py": {
@@ -99,6 +99,7 @@ NEEDS = {
         "GroupOffloadConfig": "group_idx tokens_per_block tokens_per_chunk sliding_window_size_in_chunks kv_cache_spec",
         "TransferJobStatus": "keys is_store",
     },
+    "distributed/kv_transfer/kv_connector/v1/offloading/worker.py": {"OffloadingConnectorWorker": "spec"},
     "distributed/kv_transfer/kv_connector/v1/offloading/events.py": {
         "OffloadingEventsTracker": "record_lookup self_describing_enabled"
     },
@@ -124,7 +125,7 @@ NEEDS = {
     "v1/kv_cache_interface.py": {
         "iter_layer_specs": "",
         "FullAttentionSpec": "non_causal",
-        "KVCacheConfig": "prefix_cacheable_groups",
+        "KVCacheConfig": "num_blocks prefix_cacheable_groups",
     },
     "config/model.py": {
         "ModelConfig": (
