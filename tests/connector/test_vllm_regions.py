@@ -144,3 +144,21 @@ def test_engines_make_their_regions_side_by_side(tmp_path, monkeypatch):
     with regions.making(tmp_path):
         assert waits
         os.close(folder)
+
+
+def test_ranks_leave_word_to_the_scheduler(tmp_path, region):
+    """The same word is the same wherever it is left; of ranks without one, and without a region, nothing is known."""
+    assert regions.notes("a", 3, tmp_path) == []
+
+    def left(engine: str) -> list[str]:
+        with region(engine).open("r+b") as file:
+            file.truncate(4096)
+            regions.hold(file.fileno())
+            regions.note(file.fileno(), 1, f"of {engine}")
+            regions.note(file.fileno(), 2, "alike")
+            return regions.notes(engine, 3, tmp_path)
+
+    (none, of_a, alike), (_, of_b, same) = left("a"), left("b")
+    assert none == ""
+    assert alike == same
+    assert len({none, alike, of_a, of_b}) == 4

@@ -5,6 +5,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ if importlib.util.find_spec("vllm") is None:
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 
 BLOCK, CHUNK = 32, 64
+NAME = {"served_model_name": "llama"}
 PATIENCE_S = 20.0
 LAYOUT = "LBHNC"
 """What vLLM resolves for the offloading connector."""
@@ -85,6 +87,39 @@ def cache_of(config: Any, layers: dict[str, Any] | None = None) -> Any:
     block = config.cache_config.block_size
     layers = layers or {f"model.layers.{index}.attn": full_attention(block_size=block) for index in range(LAYERS)}
     return planned(config, layers, 64 << 20)
+
+
+def identify(config: Any, cache: Any = None) -> Any:
+    """The namespace of an engine."""
+    from tiertune_connector.vllm.compat import Engine
+    from tiertune_connector.vllm.identity import namespace
+
+    cache = cache or cache_of(config)
+    engine = Engine(config, cache)
+    return namespace(config, cache, engine.config, engine.groups[0].chunk_tokens, engine.settings.epoch)
+
+
+@pytest.fixture
+def told(configured: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the namespace of an engine whose configuration has become another once its cache was made.
+
+    Fields are named by their path, dots written ``__``; ``of`` are EngineArgs'.
+    """
+
+    def made(of: Any = None, **fields: Any) -> Any:
+        config = configured(**(NAME | (of or {})))
+        cache = cache_of(config)
+        for path, value in fields.items():
+            *parents, last = path.split("__")
+            setattr(reduce(getattr, parents, config), last, value)
+        return identify(config, cache)
+
+    return made
+
+
+@pytest.fixture
+def usual(told: Callable[..., Any]) -> Any:
+    return told()
 
 
 @pytest.fixture

@@ -99,6 +99,7 @@ class Rank:
         self.worker, ours = make(own, KVConnectorRole.WORKER, cache, self.pages)
         refs = [[CanonicalKVCacheRef(0, page)] for _ in self._specs]
         side = ours.connector_worker
+        side.spec.splits = [1] * len(self._specs)
         side._init_worker(CanonicalKVCaches([CanonicalKVCacheTensor(pages, page)], refs))
         side.worker = Late(side.worker, random)
         self._tables: dict[str, tuple[list[int], ...]] = {}

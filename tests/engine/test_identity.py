@@ -1,58 +1,27 @@
 """Who shares chunks with whom: namespaces of real configurations."""
 
+import importlib
 import json
 import shutil
 from dataclasses import replace
-from functools import reduce
 
 import pytest
 import torch
 import vllm
 from vllm.config import ModelConfig, MultiModalConfig, WeightTransferConfig
+from vllm.model_executor.models import ModelRegistry
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from e2e.vllm_model import write_model
-from engine.conftest import BLOCK, cache_of, full_attention
-from tiertune_connector.vllm.compat import Engine
-from tiertune_connector.vllm.identity import namespace
+from engine.conftest import BLOCK, NAME, cache_of, full_attention, identify
 
-NAME = {"served_model_name": "llama"}
 AMX = torch.cpu._is_amx_tile_supported()
 """Whether this host has it."""
 LONG_ROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32,
     "original_max_position_embeddings": 1024,
 }  # fmt: skip
-
-
-def identify(config, cache=None):
-    cache = cache or cache_of(config)
-    engine = Engine(config, cache)
-    return namespace(config, cache, engine.config, engine.groups[0].chunk_tokens, engine.settings.epoch)
-
-
-@pytest.fixture
-def told(configured):
-    """Makes the namespace of an engine whose configuration has become another once its cache was made.
-
-    Fields are named by their path, dots written ``__``; ``of`` are EngineArgs'.
-    """
-
-    def made(of=None, **fields):
-        config = configured(**(NAME | (of or {})))
-        cache = cache_of(config)
-        for path, value in fields.items():
-            *parents, last = path.split("__")
-            setattr(reduce(getattr, parents, config), last, value)
-        return identify(config, cache)
-
-    return made
-
-
-@pytest.fixture
-def usual(told):
-    return told()
 
 
 def drafting(folder, seed=1):
@@ -136,12 +105,20 @@ def test_what_no_configuration_has_is_part_of_it(told, usual, monkeypatch, place
         ("VLLM_XPU_INC_WNA16_BACKEND", "w4a8"),
         ("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "INT4"),
         ("VLLM_FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE", "1"),
+        ("VLLM_BATCH_INVARIANT", "1"),
+        ("VLLM_FLOAT32_MATMUL_PRECISION", "high"),
     ],
 )
 def test_what_the_environment_quantises_is_part_of_it(told, usual, monkeypatch, name, value):
     """No configuration has it: the method is of the same name, the weights and activations are of other types."""
     monkeypatch.setenv(name, value)
     assert told().dtype != usual.dtype
+
+
+@pytest.mark.parametrize("name", ["use_prefill_query_quantization", "disable_flashinfer_q_quantization"])
+def test_whether_queries_are_quantised_is_part_of_it(told, usual, name):
+    """What attention makes of them is in the keys and values of all layers but the first."""
+    assert told(**{f"attention_config__{name}": True}).dtype != usual.dtype
 
 
 @pytest.mark.parametrize("name", ["VLLM_ROCM_USE_AITER_FP8BMM", "VLLM_ROCM_USE_AITER_FP4BMM"])
@@ -169,6 +146,23 @@ def test_a_local_models_own_code_is_part_of_it(told, model, tmp_path):
     assert old == same != new
     old, same, new = (told({"model": str(folder)}) for folder in folders)
     assert old == same == new
+
+
+def test_a_class_that_a_plugin_registers_is_part_of_it(configured, usual, tmp_path, monkeypatch):
+    """In place of vLLM's own, by name or imported already, with the code of its package: a helper's, too."""
+    config = configured(**NAME)
+    package = tmp_path / "plugged"
+    package.mkdir()
+    (package / "__init__.py").write_text("from torch import nn\n\n\nclass Llama(nn.Module):\n    pass\n")
+    (package / "scaling.py").write_text("scale = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(ModelRegistry.models, config.model_config.architecture, None)
+    ModelRegistry.register_model(config.model_config.architecture, "plugged:Llama")
+    first = identify(config)
+    ModelRegistry.register_model(config.model_config.architecture, importlib.import_module("plugged").Llama)
+    assert identify(config) == first
+    (package / "scaling.py").write_text("scale = 2")
+    assert len({usual, first, identify(config)}) == 3
 
 
 class TestLength:
@@ -396,3 +390,9 @@ def test_weights_that_cannot_be_told_are_the_engines_own(told, model, tmp_path, 
 def test_an_engine_that_shares_with_none_does_not_share_with_its_next_run(told, unknown):
     """Nor with one on another host that an operator gave the same id: of these, too, nobody knows what they have."""
     assert told(**unknown) != told(**unknown)
+
+
+def test_a_load_test_shares_with_none(told, usual, monkeypatch):
+    """Its experts are picked at random, as if it had invented weights."""
+    monkeypatch.setenv("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "uniform_random")
+    assert len({usual.weights, told().weights, told().weights}) == 3

@@ -6,7 +6,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial, wraps
 from operator import methodcaller
 from pathlib import Path
@@ -29,7 +29,7 @@ from vllm.v1.request import Request
 from tiertune_connector.cost import TOKENS_ONLY, ModelShape
 from tiertune_connector.keys import tenant_digest
 from tiertune_connector.units import format_size
-from tiertune_connector.vllm import identity, probes
+from tiertune_connector.vllm import identity, probes, regions
 from tiertune_connector.vllm.facts import Facts, Group, Prompt
 from tiertune_connector.vllm.lora import AdapterDigests
 from tiertune_connector.vllm.probes import UnsupportedError
@@ -140,11 +140,31 @@ class Engine:
         self.exchanges_weights = True
         self._exchanged()
 
+    def splits(self, kv_caches: Mapping[str, Any]) -> list[int]:
+        """By group, in how many kernels' blocks its pages are, on the worker's side with its layers' ``kv_caches``.
+
+        1 also where that makes no difference to a page's bytes: with one head in it, or all heads of a token together.
+        """
+
+        def of_layer(cache: Any) -> int:  # noqa: ANN401 (a torch.Tensor: block, head, token, content)
+            alike = cache.dim() != 4 or cache.shape[1] == 1 or cache.stride(1) < cache.stride(2)
+            return 1 if alike else int(cache.shape[0] // self._kv_cache_config.num_blocks)
+
+        return [
+            max((of_layer(kv_caches[name]) for name in group.layer_names if name in kv_caches), default=1)
+            for group in self.config.groups
+        ]
+
     def facts(self) -> Facts:
         """What the tier must know about the engine."""
         return Facts(
             namespace=identity.namespace(
-                self._vllm_config, self._kv_cache_config, self.config, self.groups[0].chunk_tokens, self.settings.epoch
+                self._vllm_config,
+                self._kv_cache_config,
+                self.config,
+                self.groups[0].chunk_tokens,
+                self.settings.epoch,
+                splits=regions.notes(self.config.engine_id, self.config.parallel.world_size),
             ),
             shape=model_shape(self._vllm_config),
             groups=self.groups,

@@ -126,6 +126,7 @@ class TierTuneConnector(OffloadingConnector):
         return super().get_kv_connector_stats()
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self.connector_worker.spec.splits = self._engine.splits(kv_caches)
         super().register_kv_caches(kv_caches)
         self._timing = WorkerTiming(kv_caches.values())
 

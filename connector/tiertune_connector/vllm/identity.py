@@ -7,7 +7,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import vllm
 from huggingface_hub import try_to_load_from_cache
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.transformers_utils.config import iter_rope_parameters
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -27,7 +29,7 @@ from tiertune_connector.keys import Namespace
 from tiertune_connector.vllm import weights
 
 logger = logging.getLogger(f"vllm.{__name__}")
-KEYS = 3
+KEYS = 4
 """Version of what namespaces and keys tell apart, adapters' too. Raise it whenever they come to tell more: what earlier
 engines stored may lie under keys that now mean other contents."""
 FROM_FILES = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "runai_streamer", "instanttensor", "mistral"})
@@ -62,14 +64,20 @@ QUANTISING = {
     "VLLM_XPU_INC_WNA16_BACKEND": "auto",
     "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "NONE",
     "VLLM_FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE": False,
+    "VLLM_BATCH_INVARIANT": False,
+    "VLLM_FLOAT32_MATMUL_PRECISION": "highest",
 }
 """Environment variables of vLLM that say how weights, or what they are multiplied with, are quantised; their defaults.
+
+Batch invariance is one of them: its kernels quantise activations otherwise. So is the precision of float32 products.
 
 Kernels that are set (`moe_backend`, `linear_backend`) are not told, though some of them quantise activations and some
 do not: engines for prefill and for decode, which are to share, may well have different ones.
 """
 ORDERING = {"VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": False}
 """Likewise those that say in which order a backend fills a page, where no backend is set and its size is the same."""
+QUERIES = ("use_prefill_query_quantization", "disable_flashinfer_q_quantization")
+"""Fields of vLLM's attention configuration that say whether queries are quantised; by default both are false."""
 VLLMS_OWN = ("auto", "vllm")
 """Values of `model_impl`: Transformers' may order what is in a key otherwise (DeepSeek's, in its rotated part)."""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -77,22 +85,30 @@ PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_prepro
 
 
 def namespace(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig, chunk_tokens: int, epoch: int
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    config: OffloadingConfig,
+    chunk_tokens: int,
+    epoch: int,
+    *,
+    splits: Sequence[str] = (),
 ) -> Namespace:
     """If a part of it cannot be known, this engine shares its chunks with no other, and a warning says so.
 
-    ``chunk_tokens`` of the leading group; ``epoch``: the operator's. An adapter's contents are part of requests' keys.
+    ``chunk_tokens`` of the leading group; ``epoch``: the operator's; ``splits``: what each rank says of how its pages
+    are split, "" if it says nothing. An adapter's contents are part of requests' keys.
     """
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, config.parallel
     ranks, served = vllm_config.parallel_config, model.served_model_name
     # How a sequence's tokens are dealt to ranks, if they are; which layers each stage has, if somebody set that.
     dealt, stages = parallel.pcp_size * parallel.dcp_size > 1, parallel.pp_size > 1 and envs.VLLM_PP_LAYER_PARTITION
+    queries = [name for name in QUERIES if getattr(vllm_config.attention_config, name)]
     algorithm, measured = str(cache.prefix_caching_hash_algo), getattr(cache, "calculate_kv_scales", False)
     return Namespace(
         model=str(served[0] if isinstance(served, list) else served or model.model),
         weights=(
-            _only(config, "a trainer exchanges its weights, or it invents them")
-            if exchanges_weights(vllm_config)
+            _only(config, reason)
+            if (reason := _others_cannot_follow(vllm_config))
             else known_weights(vllm_config) or _only(config, "its weights are not known")
         ),
         dtype=_text(
@@ -104,8 +120,9 @@ def namespace(
             _only(config, "it measures the scales of its KV cache") if measured else "",
             *([model.quantization_config] if model.quantization_config else []),
             *([quantising] if (quantising := _set_by_environment(QUANTISING)) else []),
+            *([queries] if queries else []),
         ),
-        kv_layout=_layout(vllm_config, kv_cache_config, config),
+        kv_layout=_layout(vllm_config, kv_cache_config, config, splits),
         parallel=_text(
             *(parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size, parallel.world_size),
             config.replicated_layout,
@@ -117,6 +134,14 @@ def namespace(
         hash_seed=resolve_none_hash_seed(get_hash_fn_by_name(algorithm)),
         epoch=epoch,
     )
+
+
+def _others_cannot_follow(vllm_config: VllmConfig) -> str:
+    """Why what the engine computes does not follow from its files and settings; empty if it does."""
+    if exchanges_weights(vllm_config):
+        return "a trainer exchanges its weights, or it invents them"
+    # As a load test does; vLLM says itself that outputs are not valid then.
+    return "its experts are picked at random" if envs.VLLM_MOE_ROUTING_SIMULATION_STRATEGY else ""
 
 
 def layer_spec(kv_cache_config: KVCacheConfig, group: int) -> Any:  # noqa: ANN401 (vLLM's KVCacheSpec)
@@ -187,8 +212,38 @@ def _other_code(model: Any) -> dict[str, object]:  # noqa: ANN401 (vLLM's ModelC
         "classes": model.model_class_overrides,
         "implementation": "" if model.model_impl in VLLMS_OWN else model.model_impl,
         "files": [f"{path.name} {_digest(path)}" for path in files],
+        "plugin": _plugged(model),
     }
     return {name: each for name, each in code.items() if each}
+
+
+def _plugged(model: Any) -> list[str]:  # noqa: ANN401 (vLLM's ModelConfig)
+    """The model's class with the contents of its package, if a plugin brought it; empty if it is vLLM's own."""
+    registered = ModelRegistry.models.get(model.architecture)
+    imported = getattr(registered, "model_cls", None)
+    if named := model.model_class_overrides.get(model.architecture):
+        place = named
+    elif imported is not None:
+        place = f"{imported.__module__}:{imported.__qualname__}"
+    else:
+        place = f"{registered.module_name}:{registered.class_name}" if registered else "vllm"
+    package = place.partition(":")[0].partition(".")[0]
+    return [] if package == "vllm" else [place, *_sources(package)]
+
+
+def _sources(package: str) -> list[str]:
+    """All Python files of a package, or the one of a module, with their digests."""
+    try:
+        spec = find_spec(package)
+    except ValueError:  # of `__main__`
+        spec = None
+    if spec is None:
+        return []
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = {str(path.relative_to(folder)): path for folder in folders for path in sorted(folder.rglob("*.py"))}
+    if not folders and spec.has_location:
+        files = {package: Path(spec.origin or "")}
+    return [f"{name} {_digest(path)}" for name, path in files.items() if path.is_file()]
 
 
 def _set_by_environment(usual: Mapping[str, object]) -> dict[str, object]:
@@ -256,7 +311,9 @@ def _only(config: OffloadingConfig, reason: str) -> str:
     return f"engine:{config.engine_id}:{os.urandom(8).hex()}"
 
 
-def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig) -> str:
+def _layout(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig, splits: Sequence[str]
+) -> str:
     attention = vllm_config.attention_config
     layers = [
         [
@@ -282,6 +339,9 @@ def _layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Off
         str(attention.backend),  # those that are set, because each may fill a page in another way
         *([_text(attention.backend_per_kind)] if attention.backend_per_kind else []),
         *([ordered] if (ordered := _set_by_environment(ORDERING)) else []),
+        # A backend's kernels may be picked by what it finds when it starts, so the pages that it made are looked at.
+        *splits,
+        *([] if all(splits) else [_only(config, "a rank does not say how its pages are split")]),
         ".".join(str(vllm.__version__).split(".")[:2]),  # its kernels decide how a page is filled, and say so nowhere
         f"keys {KEYS}",  # here, as every store knows this field
     )

@@ -79,7 +79,7 @@ NEEDS = {
         "OffloadingConnector": (
             "connector_scheduler on_new_request get_num_new_matched_tokens build_connector_meta get_kv_connector_stats "
             "build_prom_metrics reset_cache request_finished take_events register_kv_caches wait_for_save "
-            "build_connector_worker_meta update_connector_output"
+            "build_connector_worker_meta update_connector_output connector_worker"
         ),
     },
     "distributed/kv_transfer/kv_connector/v1/base.py": {
@@ -99,6 +99,7 @@ NEEDS = {
         "GroupOffloadConfig": "group_idx tokens_per_block tokens_per_chunk sliding_window_size_in_chunks kv_cache_spec",
         "TransferJobStatus": "keys is_store",
     },
+    "distributed/kv_transfer/kv_connector/v1/offloading/worker.py": {"OffloadingConnectorWorker": "spec"},
     "distributed/kv_transfer/kv_connector/v1/offloading/events.py": {
         "OffloadingEventsTracker": "record_lookup self_describing_enabled"
     },
@@ -124,20 +125,27 @@ NEEDS = {
     "v1/kv_cache_interface.py": {
         "iter_layer_specs": "",
         "FullAttentionSpec": "non_causal",
-        "KVCacheConfig": "prefix_cacheable_groups",
+        "KVCacheConfig": "num_blocks prefix_cacheable_groups",
     },
     "config/model.py": {
         "ModelConfig": (
             "runner_type is_prefix_caching_supported is_diffusion use_mla code_revision model_class_overrides "
-            "model_impl trust_remote_code"
+            "model_impl trust_remote_code architecture"
         )
+    },
+    "model_executor/models/registry.py": {
+        "_ModelRegistry": "models",
+        "_LazyRegisteredModel": "module_name class_name",
+        "_RegisteredModel": "model_cls",
     },
     "config/vllm.py": {
         "VllmConfig": "aux_output_config num_speculative_tokens",
         "get_current_vllm_config_or_none": "",
     },
     "config/lora.py": {"LoRAConfig": "lora_dtype target_modules enable_tower_connector_lora"},
-    "config/attention.py": {"AttentionConfig": "backend backend_per_kind"},
+    "config/attention.py": {
+        "AttentionConfig": "backend backend_per_kind use_prefill_query_quantization disable_flashinfer_q_quantization"
+    },
     "config/multimodal.py": {
         "MultiModalConfig": (
             "mm_processor_kwargs media_io_kwargs video_pruning_rate video_pruning_method mm_encoder_attn_dtype "

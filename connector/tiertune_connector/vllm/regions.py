@@ -1,4 +1,4 @@
-"""Removes files of staging that a crash left in shared memory. Imports no vLLM.
+"""Files of staging: those that a crash left are removed, and ranks leave word in theirs. Imports no vLLM.
 
 Every rank holds a lock on its region's file as long as it lives. The kernel releases the lock with the last process
 that has it, however that process ends, and in whatever container. So a file that can be locked is nobody's. Only files
@@ -6,6 +6,7 @@ whose name says that an engine with TierTune made them are looked at: vLLM's own
 """
 
 import fcntl
+import hashlib
 import logging
 import os
 import re
@@ -21,6 +22,8 @@ logger = logging.getLogger(f"vllm.{__name__}")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where vLLM has its regions)
 MARK = "tiertune-"
 PATTERN = f"vllm_offload_{MARK}*.mmap"
+NOTE_BYTES, NOTES_AT = 16, 64
+"""Of a rank's word; behind the first byte of a page, with which vLLM may fault it in for all ranks at a time."""
 MAKING_S = 5.0
 """How long to wait for another engine's sweep, which takes far less, before going on all the same."""
 
@@ -56,6 +59,23 @@ def hold(descriptor: int, rank: int = 0) -> None:
         ) from None
     except OSError:  # a kernel without such locks, as of a sandbox
         pass
+
+
+def note(descriptor: int, rank: int, told: str) -> None:
+    """Leave word to the engine's scheduler in the new region that is open as ``descriptor``: its rows are free yet."""
+    word = hashlib.blake2b(told.encode(), digest_size=NOTE_BYTES).digest()
+    os.pwrite(descriptor, word, NOTES_AT + rank * NOTE_BYTES)
+
+
+def notes(own: str, ranks: int, folder: Path = SHARED_MEMORY) -> list[str]:
+    """A digest of the word that each rank of an engine left, "" for none; nothing at all if they have no region."""
+    found = b""
+    for path in (regions := held(own, folder)):
+        with suppress(OSError), path.open("rb") as file:
+            file.seek(NOTES_AT)
+            found = file.read(ranks * NOTE_BYTES)
+    words = [found[rank * NOTE_BYTES :][:NOTE_BYTES] for rank in range(ranks if regions else 0)]
+    return [word.hex() if any(word) else "" for word in words]
 
 
 def sweep(folder: Path = SHARED_MEMORY) -> list[Path]:

@@ -3,6 +3,8 @@
 # mypy: allow-subclassing-any, no-warn-return-any
 # Where mypy runs, vLLM is not installed.
 
+import json
+from collections.abc import Sequence
 from functools import partial
 
 from vllm.platforms import current_platform
@@ -19,6 +21,8 @@ from tiertune_connector.vllm.probes import UnsupportedError
 class TierTuneSpec(TieringOffloadingSpec):
     """Staging is vLLM's primary tier; beyond it there is one tier, TierTune's store."""
 
+    splits: Sequence[int] | None = None
+    """Of this rank's pages (`Engine.splits`): set it before the worker is made, and the scheduler learns of it."""
     _cpu: CPUWorker | None = None
 
     def __init__(self, config: OffloadingConfig) -> None:
@@ -51,7 +55,7 @@ class TierTuneSpec(TieringOffloadingSpec):
 
     def create_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         worker = super().create_worker(kv_caches)
-        _keep(worker._mmap_region, self.config.parallel.rank)  # noqa: SLF001 (made by vLLM)
+        self._keep(worker._mmap_region)  # noqa: SLF001 (made by vLLM)
         return worker
 
     def _cpu_worker(self, kv_caches: CanonicalKVCaches) -> CPUWorker:
@@ -62,14 +66,19 @@ class TierTuneSpec(TieringOffloadingSpec):
             kv_bytes_per_chunk=self.kv_bytes_per_chunk,
             cpu_page_size=self.cpu_page_size_per_worker,
         )
-        _keep(region, self.config.parallel.rank)
+        self._keep(region)
         return CPUWorker(kv_caches, region, self.blocks_per_chunk)
 
+    def _keep(self, region: SharedOffloadRegion) -> None:
+        """Hold the region while this rank lives; its cleanup does not mind that the scheduler's side unlinks the file.
 
-def _keep(region: SharedOffloadRegion, rank: int) -> None:
-    """Hold the region while ``rank`` lives; its cleanup does not mind that the scheduler's side unlinks the file."""
-    regions.hold(region.fd, rank)
-    region.cleanup = partial(_cleanup, region)
+        What the scheduler is to know lies in it: by vLLM's handshake a connector beside this one would get it, too.
+        """
+        rank = self.config.parallel.rank
+        regions.hold(region.fd, rank)
+        if self.splits is not None:
+            regions.note(region.fd, rank, json.dumps(self.splits))
+        region.cleanup = partial(_cleanup, region)
 
 
 def _cleanup(region: SharedOffloadRegion) -> None:
