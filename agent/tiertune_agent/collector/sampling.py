@@ -18,7 +18,7 @@ from tiertune_agent.network import at_once
 
 HOT_KEYS = 64
 SEED = 0
-"""Seed of the hash that chooses blocks."""
+"""Seed of the hash that chooses blocks: the same for every fleet."""
 REFRESH = timedelta(minutes=5)
 GHOST_KEYS = 8192
 """A simulated fleet of the present size follows about this many keys, if there are more."""
@@ -36,13 +36,12 @@ class FleetSampling:
     """How every store of the fleet must sample."""
 
     rate: float
-    seed: int
     hot: tuple[bytes, ...]
     version: int
 
     def document(self) -> JsonDict:
         hot = [key.hex() for key in self.hot]
-        return {"seed": self.seed, "rate": self.rate, "hot": hot, "version": self.version}
+        return {"seed": SEED, "rate": self.rate, "hot": hot, "version": self.version}
 
 
 class Handout:
@@ -72,7 +71,7 @@ class Handout:
     def agrees(self, answer: Answer) -> bool:
         """Whether a store's samples are of the fleet's rate and seed."""
         now, header = self.current, answer.header
-        return now is not None and (header.rate, header.seed) == (now.rate, now.seed)
+        return now is not None and (header.rate, header.seed) == (now.rate, SEED)
 
     def _rate(self, chunks: float, chunks_per_s: float | None, told: float | None) -> float:
         """The rate, a power of two; the present one, or one ``told`` before this agent, stays if not far off.
@@ -100,7 +99,7 @@ class Handout:
         self._refreshed = at
         if now and (rate, set(hot)) == (now.rate, set(now.hot)):
             return now
-        return FleetSampling(rate, SEED, hot, max(told, self.current.version if self.current else 0) + 1)
+        return FleetSampling(rate, hot, max(told, self.current.version if self.current else 0) + 1)
 
     def _tell(self, url: str, sampling: FleetSampling) -> None:
         client = self._client(url)

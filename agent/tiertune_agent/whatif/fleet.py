@@ -37,7 +37,6 @@ class GhostPlan(NamedTuple):
     shapes: tuple[Shape, ...]
     now: Shape
     rate: float
-    seed: int
     chunk_bytes: int
     """Bytes of a chunk, with those of other groups of layers, divided by the namespace's share of its hosts' tiers, as
     if it had them alone."""
@@ -79,9 +78,8 @@ class _Namespace:
 
     def replan(self, plan: GhostPlan) -> None:
         """Simulate another plan, warmed with recent requests if they were sampled alike."""
-        fits = (plan.seed, plan.rate) == (self.plan.seed, self.plan.rate)
+        kept = list(self.log) if plan.rate == self.plan.rate else []
         self.plan, self.ghosts = plan, _ghosts(plan)
-        kept = list(self.log) if fits else []
         self.log.clear()
         self.logged = 0
         for seen, costs in kept:
@@ -212,7 +210,7 @@ class FleetWhatif:
         if sampling is None or not chunk_bytes:
             return
         sizes = (max(1, round(chunk_bytes / share)) for share in _shares(namespace, fleet))
-        plan = GhostPlan(shapes, now, sampling.rate, sampling.seed, *sizes)
+        plan = GhostPlan(shapes, now, sampling.rate, *sizes)
         known = self._namespaces.get(namespace)
         if known is None:
             self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), since_s, at)
@@ -279,6 +277,6 @@ def _shares(namespace: str, fleet: Sequence[Snapshot]) -> tuple[float, float]:
 
 def _differs(old: GhostPlan, new: GhostPlan) -> bool:
     """Whether ghosts of one plan say nothing about the other."""
-    same = (old.shapes, old.rate, old.seed) == (new.shapes, new.rate, new.seed)
+    same = (old.shapes, old.rate) == (new.shapes, new.rate)
     ratios = old.chunk_bytes / new.chunk_bytes, old.remote_chunk_bytes / new.remote_chunk_bytes
     return not same or any(abs(log(ratio)) > _SHARES for ratio in ratios)
