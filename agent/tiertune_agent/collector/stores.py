@@ -1,7 +1,6 @@
 """Reads the stores. One that does not answer, or answers nonsense, becomes a value, never an exception."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 from typing import Any
 from urllib.parse import urlsplit
@@ -100,21 +99,17 @@ class _Met:
     """Its last reading, and when it was asked for, in steady seconds."""
 
 
+@dataclass
 class Collector:
     """Reads all stores at once; keeps the last reading of each, to take the difference to the next."""
 
-    def __init__(
-        self,
-        roster: Roster,
-        now: Now,
-        steady_s: Clock,
-        access: Access,
-    ) -> None:
-        """``steady_s`` counts seconds by a clock that nobody sets."""
-        self.roster = roster
-        self._now = now
-        self._steady_s = steady_s
-        self._made = partial(StoreHttp, access=access)
+    roster: Roster
+    now: Now
+    steady_s: Clock
+    """Counts seconds by a clock that nobody sets."""
+    access: Access
+
+    def __post_init__(self) -> None:
         self._met: dict[str, _Met] = {}
         """By address; always replaced as a whole, as others may read it at any time."""
         self.addresses: dict[str, str] = {}
@@ -148,7 +143,7 @@ class Collector:
 
     def ahead_s(self) -> float:
         """Seconds that the agent's clock is ahead of every store's; 0 if no store reported its time."""
-        ahead_s = self._now().timestamp() - self._steady_s()
+        ahead_s = self.now().timestamp() - self.steady_s()
         told = [met.last for met in self._met.values()]
         return min((ahead_s - (last[0].time_s - last[1]) for last in told if last), default=0.0)
 
@@ -172,7 +167,7 @@ class Collector:
         The client of a store that left is not closed: a command may be under way, and keeps it until it has ended.
         """
         stores = self.roster.stores
-        self._met = {url: self._met.get(url) or _Met(self._made(url)) for url in stores}
+        self._met = {url: self._met.get(url) or _Met(StoreHttp(url, self.access)) for url in stores}
         self.addresses = {url: store.name or urlsplit(url).netloc for url, store in stores.items()}
 
     def _ask(self, url: str) -> Heard:
@@ -203,7 +198,7 @@ class Collector:
         return ""
 
     def _snapshot(self, url: str, reading: Reading, status: Json, tuning: Json) -> Heard:
-        at, asked_s, met = self._now(), self._steady_s(), self._met[url]
+        at, asked_s, met = self.now(), self.steady_s(), self._met[url]
         before, last_s = met.last or (None, asked_s)
         if before is not None and before.store != reading.store:
             before = None  # what another store counted since its boot was read where it was before
