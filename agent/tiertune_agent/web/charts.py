@@ -51,10 +51,6 @@ class Series:
     tips: tuple[str, ...] = ()
     """What browsers show at each dot."""
 
-    @property
-    def classes(self) -> str:
-        return f"{self.kind} filled" if self.filled else self.kind
-
 
 @dataclass(frozen=True)
 class Chart:
@@ -73,11 +69,6 @@ class Chart:
     width: int = WIDTH
     height: int = HEIGHT
     letter: int = LETTER_PX
-
-    @property
-    def bare(self) -> bool:
-        """Whether it has no axes, and so takes the room that it is given."""
-        return not (self.xs or self.ys)
 
 
 @dataclass(frozen=True)
@@ -117,8 +108,9 @@ def stepped(points: Sequence[Point]) -> list[Point]:
 @lru_cache(maxsize=KEPT)
 def draw(chart: Chart) -> Markup:
     """As SVG; the same chart is drawn once."""
+    bare = not (chart.xs or chart.ys)  # without axes it takes the room that it is given
     drawn = pygal.XY(
-        **_options(chart.width, chart.height, chart.letter, 0 if chart.bare else 6),
+        **_options(chart.width, chart.height, chart.letter, 0 if bare else 6),
         xrange=chart.x,
         range=chart.y,
         zero=chart.y[0],
@@ -135,8 +127,9 @@ def draw(chart: Chart) -> Markup:
     )
     for one in chart.series:
         drawn.add(one.name, list(_values(one)), stroke=one.line, show_dots=bool(one.dots), dots_size=one.dots)
-    classes = " ".join(filter(None, ("chart", chart.kind)))
-    return _svg(drawn, classes, chart.label, [(one.classes, one.name) for one in chart.series], bare=chart.bare)
+    classes = f"chart {chart.kind}".rstrip()
+    told = [(f"{one.kind} filled" if one.filled else one.kind, one.name) for one in chart.series]
+    return _svg(drawn, classes, chart.label, told, bare=bare)
 
 
 @lru_cache(maxsize=KEPT)
@@ -153,7 +146,7 @@ def draw_bars(bars: Bars) -> Markup:
     )
     for piece in bars.pieces:
         drawn.add(piece.kind, list(_lengths(piece))[::-1])
-    classes = " ".join(filter(None, ("chart values", "" if bars.against is None else "against")))
+    classes = "chart values" if bars.against is None else "chart values against"
     return _svg(drawn, classes, bars.label, [(piece.kind, "") for piece in bars.pieces], guides_over=True)
 
 

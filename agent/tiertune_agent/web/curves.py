@@ -59,7 +59,7 @@ class Curve:
     @property
     def chart(self) -> Chart | None:
         """The chart of the lines; None if there are ghosts of one size only."""
-        return curve_chart(self.lines, self.capacity_bytes or None, f"Hit ratio of {self.name} by size")
+        return curve_chart(self.lines, self.capacity_bytes, f"Hit ratio of {self.name} by size")
 
     @property
     def name(self) -> str:

@@ -41,7 +41,7 @@ class Ghost:
 def curve_chart(lines: Mapping[str, Sequence[Ghost]], now: float | None, label: str) -> Chart | None:
     """The chart of shares, of lines by name, smallest ghosts first; None if fewer than two sizes are known.
 
-    ``now``: the present size, None: not known.
+    ``now``: the present size; none or 0: not known.
     """
     drawn = {name: [ghost for ghost in line if ghost.size] for name, line in lines.items()}
     sizes = sorted({ghost.size for line in drawn.values() for ghost in line})
