@@ -1,6 +1,6 @@
 """All that the page shows, put into plain values for the templates. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -8,7 +8,7 @@ from operator import itemgetter
 
 from tiertune_agent.fields import Json, read
 from tiertune_agent.policy.document import settable
-from tiertune_agent.records import CHANGED, STANDING, Decision, Target, grouped, sum_known
+from tiertune_agent.records import CHANGED, STANDING, Decision, grouped, sum_known
 from tiertune_agent.tuners.base import present
 from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
@@ -153,13 +153,10 @@ def _charts(seen: Seen) -> dict[str, Chart]:
     return found
 
 
-def _undoable(decisions: Iterable[Decision]) -> set[int]:
+def _undoable(decisions: Sequence[Decision]) -> set[int]:
     """``decisions``: newest first. Only the newest change of a field can still stand, and be rolled back."""
-    newest: dict[tuple[Target, str], Decision] = {}
-    for decision in decisions:
-        if decision.state in CHANGED:
-            newest.setdefault((decision.target, decision.field), decision)
-    return {decision.id for decision in newest.values() if decision.state in STANDING}
+    newest = {(one.target, one.field): one for one in reversed(decisions) if one.state in CHANGED}
+    return {one.id for one in newest.values() if one.state in STANDING}
 
 
 def facts(decision: Decision) -> list[tuple[str, str]]:
