@@ -125,7 +125,7 @@ def _reading(told: Mapping[Which, Counts], algorithm: str, capacity: float | Non
 
 def _share(told: Counts) -> Ratio:
     """Share of the tokens asked for that were hit."""
-    return ratio([Summand(hit, asked) for hit, asked in told.values()])
+    return ratio([Summand(*tokens) for tokens in told.values()])
 
 
 def _gain(one: Counts, than: Counts) -> Ratio:
