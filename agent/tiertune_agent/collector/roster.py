@@ -18,6 +18,8 @@ LATE_S = 2.0
 """How long a look waits for the addresses of all names; later ones are left to the next look."""
 GONE_AFTER = timedelta(hours=1)
 """How long an address that its name no longer has stays in the fleet, as a host that died is an incident."""
+Resolve = Callable[[str, int], Collection[str]]
+"""Finds the addresses of a name, which has a port."""
 FILE_PROBLEM, NAME_PROBLEM = "stores_file_invalid", "stores_unresolved"
 
 
@@ -37,7 +39,7 @@ class Roster:
         names: Sequence[str] = (),
         *,
         now: Now,
-        resolve: Callable[[str, int], Collection[str]] = resolved,
+        resolve: Resolve = resolved,
         settle: Callable[[float], None] = sleep,
     ) -> None:
         """``names``: as ``http://name:port``. DocumentError if the ``file`` cannot be used."""
@@ -83,7 +85,7 @@ class Roster:
 class _Name:
     """A name's addresses as last resolved. Resolvers may be slow, so no look waits long for one."""
 
-    def __init__(self, url: str, resolve: Callable[[str, int], Collection[str]]) -> None:
+    def __init__(self, url: str, resolve: Resolve) -> None:
         parts = urlsplit(url)
         self.host, self._port = parts.hostname or "", parts.port or 0
         self._resolve = resolve

@@ -123,10 +123,9 @@ class Collector:
 
     def collect(self) -> list[Heard]:
         """One answer per store, in the order of the roster."""
-        met = self._met
-        answers, told = dict(zip(met, at_once(self._ask, met), strict=True)), []
+        met, told = self._met, []
         seen: dict[str, str] = {}
-        for url, answer in answers.items():
+        for url, answer in zip(met, at_once(self._ask, met), strict=True):
             first = seen.setdefault(cut(answer.store), url)  # the database cannot tell others apart
             if first == url:
                 gone = url in self.roster.former
@@ -200,14 +199,14 @@ class Collector:
     def _snapshot(self, url: str, reading: Reading, status: Json, tuning: Json) -> Heard:
         at, asked_s, met = self.now(), self.steady_s(), self._met[url]
         before, last_s = met.last or (None, asked_s)
-        if before is not None and before.store != reading.store:
+        if before and before.store != reading.store:
             before = None  # what another store counted since its boot was read where it was before
-        if before is not None and (odd := _odd(reading.time_s - before.time_s, asked_s - last_s)):
+        if before and (odd := _odd(reading.time_s - before.time_s, asked_s - last_s)):
             # what was counted goes into the next window
             met.last = replace(before, time_s=reading.time_s), asked_s
             return Trouble(reading.store, "stale_counters", f"{url}: its clock {odd}")
-        if before is not None and before.boot_id != reading.boot_id:  # it was away: nothing was held or counted then
-            up_s = float(status.get("uptime_s") or inf)
+        if before and before.boot_id != reading.boot_id:  # it was away: nothing was held or counted then
+            up_s = status.get("uptime_s") or inf
             before = replace(before, time_s=max(before.time_s, reading.time_s - up_s))
         counted, stages = windows(before, reading, at) if before else ((), ())
         met.last = reading, asked_s
