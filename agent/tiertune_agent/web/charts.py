@@ -126,7 +126,9 @@ def draw(chart: Chart) -> Markup:
         x_value_formatter=lambda _: "",
     )
     for one in chart.series:
-        drawn.add(one.name, list(_values(one)), stroke=one.line, show_dots=bool(one.dots), dots_size=one.dots)
+        each = zip_longest(one.points, one.tips)
+        values = [{"value": point, "tooltip": tip} if tip and point else point for point, tip in each]
+        drawn.add(one.name, values, stroke=one.line, show_dots=bool(one.dots), dots_size=one.dots)
     classes = f"chart {chart.kind}".rstrip()
     told = [(f"{one.kind} filled" if one.filled else one.kind, one.name) for one in chart.series]
     return _svg(drawn, classes, chart.label, told, bare=bare)
@@ -163,11 +165,6 @@ def _options(width: int, height: int, letter: int, margin: int) -> dict[str, Any
         "truncate_label": -1,
         "no_prefix": True,
     }
-
-
-def _values(one: Series) -> Iterator[Any]:
-    for point, tip in zip_longest(one.points, one.tips):
-        yield {"value": point, "tooltip": tip} if tip and point else point
 
 
 def _lengths(piece: Piece) -> Iterator[dict[str, Any]]:
