@@ -5,9 +5,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from math import floor, inf, log2
-from operator import attrgetter
+from operator import itemgetter
 
 import httpx
 
@@ -44,13 +43,17 @@ class FleetSampling:
         return {"seed": SEED, "rate": self.rate, "hot": hot, "version": self.version}
 
 
+NOTHING = FleetSampling(rate=0.0, hot=(), version=0)
+"""No store samples so, and every version is newer."""
+
+
 class Handout:
     """Decides how the fleet samples, and instructs every store that samples otherwise."""
 
     def __init__(self, client: Callable[[str], StoreHttp | None]) -> None:
         """``client`` returns the client of a store by its address."""
-        self.current: FleetSampling | None = None
-        """None: nothing was handed out yet."""
+        self.current = NOTHING
+        """What was handed out last."""
         self._client = client
         self._refreshed = datetime.min.replace(tzinfo=UTC)
 
@@ -61,26 +64,25 @@ class Handout:
         """
         if not answers:
             return
-        told = [answer.header for answer in answers if 0 < answer.header.hot_version < NEWEST]
-        newest = max(told, key=attrgetter("hot_version"), default=None)
-        rate = self._rate(chunks, chunks_per_s, newest.rate if newest else None)
-        sampling = self.current = self._renewed(answers, at, rate, newest.hot_version if newest else 0)
-        behind = [answer.url for answer in answers if answer.header.hot_version != sampling.version]
-        at_once(partial(self._tell, sampling=sampling), behind)
+        headers = (answer.header for answer in answers)
+        told = [(one.hot_version, one.rate) for one in headers if 0 < one.hot_version < NEWEST]
+        newest, known = max(told, key=itemgetter(0), default=(0, 0.0))
+        self.current = self._renewed(answers, at, self._rate(chunks, chunks_per_s, known), newest)
+        at_once(self._tell, [answer.url for answer in answers if answer.header.hot_version != self.current.version])
 
     def agrees(self, answer: Answer) -> bool:
         """Whether a store's samples are of the fleet's rate and seed."""
-        now, header = self.current, answer.header
-        return now is not None and (header.rate, header.seed) == (now.rate, SEED)
+        header = answer.header
+        return (header.rate, header.seed) == (self.current.rate, SEED)
 
-    def _rate(self, chunks: float, chunks_per_s: float | None, told: float | None) -> float:
-        """The rate, a power of two; the present one, or one ``told`` before this agent, stays if not far off.
+    def _rate(self, chunks: float, chunks_per_s: float | None, told: float) -> float:
+        """The rate, a power of two; the present one, or one ``told`` before this agent (0: none), stays if not far off.
 
         While nobody knows how busy the fleet is, the earlier rate may also be far lower.
         """
         wanted = min(1.0, GHOST_KEYS / max(chunks, 1.0), SAMPLES_PER_S / max(chunks_per_s or 0.0, 1e-9))
         rate = max(LEAST_RATE, 2.0 ** floor(log2(wanted)))
-        before = self.current.rate if self.current else told
+        before = self.current.rate or told
         most = inf if chunks_per_s is None else _SLACK
         return before if before and 1 / _SLACK < rate / before < most else rate
 
@@ -89,23 +91,22 @@ class Handout:
 
         That was handed out by another agent, or by this one before a restart.
         """
-        now = self.current if self.current and told <= self.current.version else None
+        now = self.current if told <= self.current.version else None
         fresh = rate == 1 or (now and now.hot and at < self._refreshed + REFRESH)
         if now and rate == now.rate and fresh:
             return now
-        before = self.current.hot if self.current else ()
         told_of = [each for answer in answers for each in answer.header.namespaces.values()] if rate < 1 else ()
-        hot = hot_set([namespace.hot_candidates for namespace in told_of], before)
+        hot = hot_set([namespace.hot_candidates for namespace in told_of], self.current.hot)
         self._refreshed = at
         if now and (rate, set(hot)) == (now.rate, set(now.hot)):
             return now
-        return FleetSampling(rate, hot, max(told, self.current.version if self.current else 0) + 1)
+        return FleetSampling(rate, hot, max(told, self.current.version) + 1)
 
-    def _tell(self, url: str, sampling: FleetSampling) -> None:
+    def _tell(self, url: str) -> None:
         client = self._client(url)
         if client is not None:
             with suppress(httpx.HTTPError):  # one that refuses shows its version in the next round
-                client.put_sampling(sampling.document())
+                client.put_sampling(self.current.document())
 
 
 def hot_set(

@@ -204,13 +204,12 @@ class FleetWhatif:
         since_s: float,
     ) -> None:
         """Set up the namespace's ghosts, or replace them if they no longer simulate what there is."""
-        sampling = self._handout.current
         told = (read(snapshot.status, f"pools.{namespace}") for snapshot in fleet)
         chunk_bytes = max(map(bytes_each, filter(None, told)), default=0)  # one that has just begun knows one group
-        if sampling is None or not chunk_bytes:
+        if not chunk_bytes:
             return
         sizes = (max(1, round(chunk_bytes / share)) for share in _shares(namespace, fleet))
-        plan = GhostPlan(shapes, now, sampling.rate, *sizes)
+        plan = GhostPlan(shapes, now, self._handout.current.rate, *sizes)
         known = self._namespaces.get(namespace)
         if known is None:
             self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), since_s, at)
