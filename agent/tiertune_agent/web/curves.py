@@ -91,10 +91,10 @@ def curves(store: Json, seen: Iterable[Counted]) -> list[Curve]:
 
 def _curve(store: Json, seen: Sequence[Counted]) -> Curve:
     newest = seen[-1]
-    state = store["pools"].get(newest.namespace) or {}
-    held = read(state, "dram.effective.capacity_bytes")
-    wanted = in_force(store["tuning"], f"pools.{newest.namespace}.dram.eviction")
-    algorithm = str(read(state, "dram.effective.eviction") or wanted or "lru")
+    pool = f"pools.{newest.namespace}.dram"
+    held = read(store, f"{pool}.effective.capacity_bytes")
+    wanted = in_force(store["tuning"], f"{pool}.eviction")
+    algorithm = read(store, f"{pool}.effective.eviction") or wanted or "lru"
     told = {
         which: {at: one.tokens[which] for at, one in enumerate(seen) if which in one.tokens} for which in newest.tokens
     }
