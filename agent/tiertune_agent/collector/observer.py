@@ -44,8 +44,7 @@ class Observer:
             if isinstance(answer, Snapshot) and answer.store in taken:
                 message = f"a store calls itself {answer.store} too; what is observed at {answer.url} is left out"
                 answers[place] = Trouble(answer.url, "duplicate_store", message)
-        here = [answer.store for answer in answers if isinstance(answer, Snapshot)]
-        self.exported.rows = {name: self._known[name].rows for name in here}
+        self.exported.rows = {one.store: self._known[one.store].rows for one in answers if isinstance(one, Snapshot)}
         return answers
 
     def forget(self) -> None:
