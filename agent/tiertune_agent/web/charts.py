@@ -143,7 +143,7 @@ def draw_bars(bars: Bars) -> Markup:
         x_labels=bars.rows[::-1],
         show_y_guides=False,
         show_x_guides=True,
-        y_labels=[{"value": 0.0 if bars.against is None else bars.against, "label": ""}],
+        y_labels=[{"value": bars.against or 0.0, "label": ""}],
         value_formatter=lambda _: "",
     )
     for piece in bars.pieces:

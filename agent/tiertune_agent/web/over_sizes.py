@@ -52,11 +52,12 @@ def curve_chart(lines: Mapping[str, Sequence[Ghost]], now: float | None, label: 
     marked = f"now {short(now)}" if now else ""
     bands, curves = [], []
     for place, (name, line) in enumerate(drawn.items()):
-        kind, points = f"c{place % KINDS}", [_point(ghost, top) for ghost in line]
-        if any(ghost.doubt for ghost in line) and len(line) > 1:
+        kind, many = f"c{place % KINDS}", len(line) > 1
+        if many and any(ghost.doubt for ghost in line):
             above, below = ([_point(ghost, top, sign) for ghost in line] for sign in (1, -1))
             bands.append(Series(f"band {kind}", (*above, *below[::-1]), filled=True))
-        curves.append(Series(kind, tuple(points), name, line=len(line) > 1, dots=3.5 if len(line) > 1 else 5.0))
+        points = tuple(_point(ghost, top) for ghost in line)
+        curves.append(Series(kind, points, name, line=many, dots=3.5 if many else 5.0))
     return Chart(
         label=label,
         series=(*bands, *curves),
