@@ -57,9 +57,9 @@ class StoreHttp:
         """JSON lines: a header, then samples from number ``since`` on."""
         return read_whole(self._http, f"/v1/samples?since={since}").text
 
-    def put_sampling(self, document: Json) -> httpx.Response:
+    def put_sampling(self, document: JsonDict) -> httpx.Response:
         """Send the sampling; returns whatever the store answers."""
-        return asked_whole(self._http, "PUT", "/v1/sampling", json=dict(document))
+        return asked_whole(self._http, "PUT", "/v1/sampling", json=document)
 
     def tuning(self) -> JsonDict:
         """The document, with its version; KeyError, TypeError or ValueError if the answer is malformed."""
