@@ -22,6 +22,7 @@ DRAWN = 8
 """Stores whose costs are drawn: a drawing takes some 5 ms of CPU, and each is new with every window."""
 FRESH = 3
 """Age in windows; anything older is not called now."""
+FETCH = "tuning.tiers.remote.fetch"
 ACCOUNT = ("saved", "lost", "money")
 
 
@@ -128,7 +129,7 @@ def _store(store: Json, seen: Seen, drawn: Mapping[str, Chart], undrawn: Collect
     said = (a["reason"] for a in seen.fleet["answers"] if a["store"] == name and a["tuner"] == tuner)
     return StoreCard(
         store,
-        fetch=str(read(store, "tuning.tiers.remote.fetch") or "") if "remote" in tiers else "",
+        fetch=(read(store, FETCH) or "") if "remote" in tiers else "",
         answer=next(said, ""),
         cost=seen.stores[name].costs[-1] if name in undrawn else None,
         chart=drawn.get(name),
@@ -146,8 +147,8 @@ def _charts(seen: Seen) -> dict[str, Chart]:
 
     found, fresh = {}, timedelta(seconds=FRESH * seen.fleet["window_s"])
     for store in sorted(remote, key=dearest, reverse=True):
-        name, fetch = store["name"], str(read(store, "tuning.tiers.remote.fetch"))
-        off = figures.off_spans(seen.switches.get(name, ()), fetch, seen.since, seen.now)
+        name = store["name"]
+        off = figures.off_spans(seen.switches.get(name, ()), read(store, FETCH), seen.since, seen.now)
         if chart := cost_chart(name, seen.stores[name].costs, off, seen.now, fresh):
             found[name] = chart
     return found
