@@ -19,7 +19,7 @@ LATE_S = 2.0
 GONE_AFTER = timedelta(hours=1)
 """How long an address that its name no longer has stays in the fleet, as a host that died is an incident."""
 Resolve = Callable[[str, int], Collection[str]]
-"""Finds the addresses of a name, which has a port."""
+"""Gives the addresses of a name, for a port. OSError if it has none."""
 FILE_PROBLEM, NAME_PROBLEM = "stores_file_invalid", "stores_unresolved"
 
 
