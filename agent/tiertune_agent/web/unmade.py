@@ -31,10 +31,6 @@ class Wish:
     """When it was made or given up; now, if it is still wished."""
 
     @property
-    def change(self) -> str:
-        return " → ".join(values(self.decision))
-
-    @property
     def became(self) -> str:
         """What became of the wish."""
         one = self.decision
