@@ -57,8 +57,7 @@ class Observer:
 
     def _ask(self, source: ObservedSource) -> Heard:
         try:
-            text = read_whole(self._http, source.url, within_s=TIMEOUT_S).text
-            told = Exposition(text)
+            told = Exposition(read_whole(self._http, source.url, within_s=TIMEOUT_S).text)
             started_s = told.total("process_start_time_seconds")
             made = ADAPTERS[source.kind](told, Hints(source.chunk_bytes, source.tier or ""))
             return self._snapshot(source, started_s, made)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tiertune_agent.collector.counters import SOMEWHERE, Rows
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.records import added_up
 
 STAGE = "all"
@@ -75,7 +76,7 @@ class Mapped:
             self.put(WAIT_S, seconds)
             self.put(LOADED_TOKENS, tokens)
 
-    def state(self) -> dict[str, dict[str, float | str | None]]:
+    def state(self) -> JsonDict:
         """Each tier as in a store's status. Whether it is healthy is unknown."""
         return {
             tier: {
