@@ -71,8 +71,8 @@ class Overview:
     whole: WindowSums
     """Of all stores. More may be found than was asked for first: some of it of prompts before."""
     account: Account
-    tiers: tuple[TierRow, ...]
-    stores: tuple[StoreCard, ...]
+    tiers: Sequence[TierRow]
+    stores: Sequence[StoreCard]
     undrawn: int
     """Stores whose costs are shown in words only."""
     undoable: Collection[int]
@@ -86,9 +86,10 @@ def overview(seen: Seen) -> Overview:
     whole = figures.added(one.sums for one in seen.stores.values())
     # vLLM's own are only observed
     shown = [tier for tier in figures.TIERS if whole.hits.get(tier) or any(present(store, tier) for store in stores)]
-    tiers = tuple(_tier(tier, seen, whole) for tier in shown)
+    tiers = [_tier(tier, seen, whole) for tier in shown]
     charts = _charts(seen)
     drawn = dict(islice(charts.items(), DRAWN))
+    undrawn = charts.keys() - drawn.keys()
     return Overview(
         headline=headline(
             seen.fleet,
@@ -99,8 +100,8 @@ def overview(seen: Seen) -> Overview:
         whole=whole,
         account=Account(*(sum_known(getattr(row.account, name) for row in tiers) for name in ACCOUNT)),
         tiers=tiers,
-        stores=tuple(_store(store, seen, drawn, charts.keys() - drawn.keys()) for store in stores),
-        undrawn=len(charts) - len(drawn),
+        stores=[_store(store, seen, drawn, undrawn) for store in stores],
+        undrawn=len(undrawn),
         undoable=_undoable(seen.decisions),
         incidents=grouped(seen.incidents, itemgetter("kind")),
     )
