@@ -79,9 +79,9 @@ class Curve:
         }
 
 
-def by_gain(curves: Iterable[Curve]) -> tuple[Curve, ...]:
+def by_gain(curves: Iterable[Curve]) -> list[Curve]:
     """Those with most to gain first."""
-    return tuple(sorted(curves, key=lambda one: (-one.gain, one.name)))
+    return sorted(curves, key=lambda one: (-one.gain, one.name))
 
 
 def curves(store: Json, seen: Iterable[Counted]) -> list[Curve]:
