@@ -47,7 +47,8 @@ def curve_chart(lines: Mapping[str, Sequence[Ghost]], now: float | None, label: 
     sizes = sorted({ghost.size for line in drawn.values() for ghost in line})
     if len(sizes) < 2:
         return None
-    low, high = log10(min(sizes[0], now or sizes[0])), log10(max(sizes[-1], now or sizes[-1]))
+    among = [*sizes, now or sizes[0]]
+    low, high = log10(min(among)), log10(max(among))
     top = min(1.0, _rounded(max(ghost.share.value for line in drawn.values() for ghost in line)))
     marked = f"now {short(now)}" if now else ""
     bands, curves = [], []
