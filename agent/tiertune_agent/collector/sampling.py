@@ -39,8 +39,7 @@ class FleetSampling:
     version: int
 
     def document(self) -> JsonDict:
-        hot = [key.hex() for key in self.hot]
-        return {"seed": SEED, "rate": self.rate, "hot": hot, "version": self.version}
+        return {**vars(self), "seed": SEED, "hot": [key.hex() for key in self.hot]}
 
 
 NOTHING = FleetSampling(rate=0.0, hot=(), version=0)
