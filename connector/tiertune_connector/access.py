@@ -158,6 +158,16 @@ def _place(server: redis.Redis) -> str:
 class _MasterPool(SentinelConnectionPool, redis.BlockingConnectionPool):
     """Every new connection asks the Sentinels where the master is; at most so many at a time, others wait."""
 
+    def owns_connection(self, connection: redis.Connection) -> bool:
+        """Every one that it made. One to no present master is closed, and asks again when it is used.
+
+        The library takes that for another pool's, and makes a new one instead without ever letting it go: a dead
+        remote is asked every second.
+        """
+        if not super().owns_connection(connection):  # type: ignore[no-untyped-call]
+            connection.disconnect()  # type: ignore[no-untyped-call]
+        return bool(redis.ConnectionPool.owns_connection(self, connection))
+
 
 def connection_pool(
     address: Address,

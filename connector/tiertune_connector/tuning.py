@@ -86,6 +86,9 @@ TIERS = tuple(TierTunings.model_fields)
 """Names of all tiers of a store, the fastest first."""
 LOCAL: tuple[LocalTier, ...] = get_args(LocalTier)
 SLOWER: tuple[SlowerTier, ...] = get_args(SlowerTier)
+LEFT_SHARE = 4
+"""One in so many chunks of a pool in DRAM is kept from what a slower tier brings: one that hangs must not take it all.
+"""
 
 
 class PoolTuning(Document):

@@ -41,6 +41,12 @@ def test_a_place_that_may_not_be_written_is_told_before_the_work(tiertune, tmp_p
         assert (code, out, "cannot be written" in " ".join(err.split())) == (2, "", True)
 
 
+def test_a_name_that_is_too_long_is_told_before_the_work(tiertune, tmp_path):
+    """As other paths that no file can have."""
+    code, out, err = tiertune("policy", "check", "policy.yaml", "--json", tmp_path / ("a" * 300))
+    assert (code, out, "File name too long" in " ".join(err.split())) == (2, "", True)
+
+
 def test_a_link_into_no_folder_is_told_before_the_work(tiertune, tmp_path):
     """The file would be made where the link leads; one that leads to a folder makes it there."""
     (tmp_path / "policy.yaml").write_text("version: 1\n")

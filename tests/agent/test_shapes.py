@@ -44,6 +44,13 @@ def test_a_remote_without_a_bound_has_a_size_that_stands_still():
     assert remote_bytes([snapshot(remote={"health": "dead"})]) == 8 * GIB
 
 
+def test_what_a_redis_holds_counts_once_however_many_stores_tell_it():
+    """Each store reports all of it; of a directory each reports its own part."""
+    redis = {"health": "ok", "resident_bytes": 30 * GIB}
+    assert remote_bytes([snapshot(name, remote=redis) for name in "abc"]) == 32 * GIB
+    assert remote_bytes([snapshot(name, remote=redis | {"chunks": 1000}) for name in "abc"]) == 128 * GIB
+
+
 def test_parts_of_a_directory_add_up():
     """Each store bounds what it wrote; the part of one that does not answer for a while is there all the same."""
     part = {"health": "ok", "capacity_bytes": 5 * GIB, "resident_bytes": GIB, "chunks": 1000}

@@ -8,7 +8,7 @@ import pytest
 from agent.fakes import START, after
 from agent.whatif_fleet import Fleet, chain, exact_rest, many
 from tiertune_agent.collector.samples import Answer, Header
-from tiertune_agent.collector.sampling import GHOST_KEYS, Handout, hot_set
+from tiertune_agent.collector.sampling import Handout, hot_set
 from tiertune_agent.collector.schema import MOST
 from tiertune_agent.whatif.fleet import Pace
 from tiertune_connector.whatif.chain import Shape
@@ -42,7 +42,7 @@ def paced(told, chunks):
     for index, each in enumerate(chunks):
         at = after(seconds=15 * index)
         pace.add(each, at)
-        handout.round([told], at, chunks=100.0, chunks_per_s=pace.per_s)
+        handout.round([told], at, wanted=1.0, chunks_per_s=pace.per_s)
         rates.append(handout.current.rate)
     return rates
 
@@ -63,7 +63,7 @@ def test_an_agent_that_starts_anew_leaves_a_rate_that_is_nearly_right(told):
     """A store that is given another one forgets what it sampled."""
     for pace in (None, 1.0):
         handout = Handout(lambda _: None)
-        handout.round([answer(told)], START, chunks=8.0 * GHOST_KEYS, chunks_per_s=pace)
+        handout.round([answer(told)], START, wanted=1 / 8, chunks_per_s=pace)
         assert handout.current.rate == told
 
 
@@ -117,7 +117,7 @@ def test_another_agent_goes_on_from_the_stores_version():
 def test_a_version_that_no_fleet_reaches_is_not_followed(versions, next_one):
     """One more, handed out to all, would be nonsense from every store: no size could be weighed any more."""
     handout = Handout(lambda _: None)
-    handout.round([answer(version=one) for one in versions], START, chunks=100.0, chunks_per_s=None)
+    handout.round([answer(version=one) for one in versions], START, wanted=1.0, chunks_per_s=None)
     assert handout.current.version == next_one
 
 

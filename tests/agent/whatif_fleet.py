@@ -157,7 +157,11 @@ class Lru:
 
 
 def exact_cost(requests, shape, hosts):
-    """Mean seconds of a request, by a simulation that follows every chunk."""
+    """Mean seconds of a request, by a simulation that follows every chunk.
+
+    Three quarters of the DRAM have room for what comes from the remote; what does not find room is recomputed.
+    """
+    each_s = CHUNK_TOKENS * TOKEN_S - FETCH["dram"][1] * CHUNK_BYTES
     drams, remote = [Lru(shape.dram // CHUNK_BYTES) for _ in range(hosts)], Lru(shape.remote // CHUNK_BYTES)
     seconds = 0.0
     for host, keys in requests:
@@ -166,11 +170,14 @@ def exact_cost(requests, shape, hosts):
             if key not in drams[host].held and key not in remote.held:
                 break
             tiers.append("dram" if key in drams[host].held else "remote")
-        fetch_s = tiers.count("dram") * FETCH["dram"][1] * CHUNK_BYTES
+        saved_s = tiers.count("dram") * each_s
         if "remote" in tiers:
-            far = len(tiers) - tiers.index("remote")
-            fetch_s += tiers.count("remote") * (FETCH["remote"][1] * CHUNK_BYTES + FETCH["remote"][0] / far)
-        seconds += (len(keys) - len(tiers)) * CHUNK_TOKENS * TOKEN_S + fetch_s
+            first, fetched = tiers.index("remote"), tiers.count("remote")
+            far_s = FETCH["remote"][1] * CHUNK_BYTES + FETCH["remote"][0] / (len(tiers) - first)
+            near_s = first * each_s
+            saved_s += fetched * (CHUNK_TOKENS * TOKEN_S - far_s)
+            saved_s = near_s + min(1.0, 0.75 * shape.dram / CHUNK_BYTES / fetched) * (saved_s - near_s)
+        seconds += len(keys) * CHUNK_TOKENS * TOKEN_S - saved_s
         drams[host].write(keys)
         remote.write(keys)
     return seconds / len(requests)

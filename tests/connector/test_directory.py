@@ -156,6 +156,17 @@ def test_a_file_that_another_store_removed_is_a_miss(tmp_path):
     assert tier.usage().resident_bytes == 3 * FILE
 
 
+def test_without_a_bound_what_others_remove_is_forgotten(tmp_path):
+    """Old files that a job deletes would be remembered for ever: a store that only writes looks for the oldest."""
+    tier, keys = opened(tmp_path), chain("k", 40)
+    for number, key in enumerate(keys):
+        write(tier, key)
+        for path in tmp_path.rglob(keys[max(0, number - 4)].hex()) if number > 4 else ():
+            path.unlink()
+    assert tier.usage().chunks < 10
+    assert tier.usage().resident_bytes == tier.usage().chunks * FILE
+
+
 @pytest.mark.parametrize("known", ["flush", "read"])
 def test_what_another_store_removed_does_not_count(tmp_path, known):
     """A flush that goes to all stores is one of nothing for the last; what is read and not there is known, too."""

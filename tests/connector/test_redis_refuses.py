@@ -4,7 +4,7 @@ import socket
 import socketserver
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import hiredis
 import pytest
@@ -220,3 +220,13 @@ def test_a_server_that_takes_nothing_cannot_either(server):
             return time.monotonic() - started
 
     assert at_best(stuck, 2 * TIMEOUT_S + SLACK_S)
+
+
+def test_asking_in_vain_for_a_master_keeps_no_connection():
+    """A remote behind Sentinels that know none is probed every second, for days: what was made for it is used again."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        port = silent.getsockname()[1]
+    tier = redis_tier(f"redis+sentinel://127.0.0.1:{port}/chunks/0", timeout_s=TIMEOUT_S)
+    assert [tier.present(A, [b"key"])[0] for _ in range(20)] == [Outcome.ERROR] * 20
+    assert len(tier._redis.connection_pool._connections) <= 2
+    tier.close()

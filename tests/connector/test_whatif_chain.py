@@ -76,6 +76,39 @@ def test_at_rate_one_a_miniature_fleet_is_the_fleet(prompts, dram, remote, each)
     assert bill.chunks == sum(map(len, prompts))
 
 
+@given(chains(), st.integers(1, 12), st.sampled_from([0.1, 0.9]))
+def test_what_does_not_find_room_in_dram_is_recomputed(prompts, remote, each):
+    """A store brings chunks of slower tiers into DRAM: without any, they are worth nothing, and half of it brings half.
+
+    With room for the longest prompt they are worth what they are where no room is needed.
+    """
+    prices = Prices(remote=each, latency=0.05)
+    none, some = Shape(0, 4, remote), Shape(6, 0, remote)
+    nothing, all_fits, free = (
+        ChainGhosts([none], rate=1.0, chunk_bytes=1, landing=0.75),
+        *(ChainGhosts([some], rate=1.0, chunk_bytes=1, landing=landing) for landing in (1.0, None)),
+    )
+    for index, chain in enumerate(prompts):
+        for ghosts in (nothing, all_fits, free):
+            ghosts.request(seen(chain, host=index % 2), prices)
+    whole = sum(prices.prefill_s(len(chain)) for chain in prompts)
+    assert nothing.take().seconds[str(none)] == pytest.approx(whole)
+    assert all_fits.take().seconds == pytest.approx(free.take().seconds)
+
+
+def test_what_finds_room_is_a_share_of_what_is_there():
+    """Six chunks in the remote, and room for three: half of what they would save."""
+    prompt, shape = list(range(6)), Shape(4, 0, 100)
+    saved = []
+    for landing in (None, 0.75):
+        ghosts = ChainGhosts([shape], rate=1.0, chunk_bytes=1, landing=landing)
+        for host in (0, 1):
+            ghosts.take()
+            ghosts.request(seen(prompt, host=host), Prices())
+        saved.append(Prices().prefill_s(6) - ghosts.take().seconds[str(shape)])
+    assert saved[1] == pytest.approx(saved[0] / 2)
+
+
 @given(chains())
 def test_more_memory_never_costs_more(prompts):
     """LRU keeps what a smaller one kept, so a larger shape has no larger bill."""

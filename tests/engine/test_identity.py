@@ -132,8 +132,6 @@ def test_what_no_configuration_has_is_part_of_it(told, usual, monkeypatch, place
         ("VLLM_B12X_MOE_FP4_FORCE_A16", "1"),
         ("VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4", "1"),
         ("VLLM_ROCM_USE_AITER_MOE_SITUV2", "a16w4"),
-        ("VLLM_ROCM_USE_AITER_FP8BMM", "0"),
-        ("VLLM_ROCM_USE_AITER_FP4BMM", "0"),
         ("VLLM_USE_DEEP_GEMM_E8M0", "0"),
         ("VLLM_XPU_INC_WNA16_BACKEND", "w4a8"),
         ("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "INT4"),
@@ -144,6 +142,16 @@ def test_what_the_environment_quantises_is_part_of_it(told, usual, monkeypatch, 
     """No configuration has it: the method is of the same name, the weights and activations are of other types."""
     monkeypatch.setenv(name, value)
     assert told().dtype != usual.dtype
+
+
+@pytest.mark.parametrize("name", ["VLLM_ROCM_USE_AITER_FP8BMM", "VLLM_ROCM_USE_AITER_FP4BMM"])
+def test_what_the_environment_quantises_for_aiter_is_part_of_it(told, monkeypatch, name):
+    """Whichever is vLLM's default: 0.32 does, 0.33 does not."""
+    dtypes = set()
+    for value in "01":
+        monkeypatch.setenv(name, value)
+        dtypes.add(told().dtype)
+    assert len(dtypes) == 2
 
 
 def test_how_a_picked_backend_orders_a_page_is_part_of_it(told, usual, monkeypatch):

@@ -21,12 +21,16 @@ SEED = 0
 REFRESH = timedelta(minutes=5)
 GHOST_KEYS = 8192
 """A simulated fleet of the present size follows about this many keys, if there are more."""
+DRAM_KEYS = 32
+"""Of these at least about so many are in a host's DRAM, so that smaller DRAMs still differ from each other."""
+MOST_KEYS = 8 * GHOST_KEYS
+"""Unless the fleet would have to follow more than this for it."""
 SAMPLES_PER_S = 1000.0
 """Most samples of the whole fleet per second."""
 LEAST_RATE = 2.0**-14
 NEWEST = 1 << 59
 """A store that tells this version or a later one is not followed: soon nobody could read a store that has ours."""
-_SLACK = 4
+SLACK = 4
 """A rate that is off by less than this factor stays, as a new rate restarts the simulations."""
 
 
@@ -56,17 +60,18 @@ class Handout:
         self._client = client
         self._refreshed = datetime.min.replace(tzinfo=UTC)
 
-    def round(self, answers: Sequence[Answer], at: datetime, *, chunks: float, chunks_per_s: float | None) -> None:
+    def round(self, answers: Sequence[Answer], at: datetime, *, wanted: float, chunks_per_s: float | None) -> None:
         """Hand out what is due, given the stores' answers.
 
-        ``chunks``: capacity of the fleet's tiers; ``chunks_per_s``: how many it looks up, None: not known yet.
+        ``wanted``: the highest rate that a namespace needs; ``chunks_per_s``: how many chunks the fleet looks up, None:
+        not known yet.
         """
         if not answers:
             return
         headers = (answer.header for answer in answers)
         told = [(one.hot_version, one.rate) for one in headers if 0 < one.hot_version < NEWEST]
         newest, known = max(told, key=itemgetter(0), default=(0, 0.0))
-        self.current = self._renewed(answers, at, self._rate(chunks, chunks_per_s, known), newest)
+        self.current = self._renewed(answers, at, self._rate(wanted, chunks_per_s, known), newest)
         at_once(self._tell, [answer.url for answer in answers if answer.header.hot_version != self.current.version])
 
     def agrees(self, answer: Answer) -> bool:
@@ -74,16 +79,16 @@ class Handout:
         header = answer.header
         return (header.rate, header.seed) == (self.current.rate, SEED)
 
-    def _rate(self, chunks: float, chunks_per_s: float | None, told: float) -> float:
-        """The rate, a power of two; the present one, or one ``told`` before this agent (0: none), stays if not far off.
+    def _rate(self, wanted: float, chunks_per_s: float | None, told: float) -> float:
+        """The rate, a power of two, for a fleet that is not too busy for what is ``wanted``.
 
+        The present one, or one ``told`` before this agent (0: none), stays if not far off.
         While nobody knows how busy the fleet is, the earlier rate may also be far lower.
         """
-        wanted = min(1.0, GHOST_KEYS / max(chunks, 1.0), SAMPLES_PER_S / max(chunks_per_s or 0.0, 1e-9))
-        rate = max(LEAST_RATE, 2.0 ** floor(log2(wanted)))
+        rate = _power(min(wanted, SAMPLES_PER_S / max(chunks_per_s or 0.0, 1e-9)))
         before = self.current.rate or told
-        most = inf if chunks_per_s is None else _SLACK
-        return before if before and 1 / _SLACK < rate / before < most else rate
+        most = inf if chunks_per_s is None else SLACK
+        return before if before and 1 / SLACK < rate / before < most else rate
 
     def _renewed(self, answers: Sequence[Answer], at: datetime, rate: float, told: int) -> FleetSampling:
         """The sampling from now on: the current one unless its rate or hot set changes, or a newer one was ``told``.
@@ -106,6 +111,21 @@ class Handout:
         if client is not None:
             with suppress(httpx.HTTPError):  # one that refuses shows its version in the next round
                 client.put_sampling(self.current.document())
+
+
+def wanted_rate(chunks: float, dram_chunks: float) -> float:
+    """The rate at which a namespace is simulated in its share of the tiers, a power of two.
+
+    If it had the tiers alone, the fleet's would hold so many of its ``chunks``, a host's DRAM ``dram_chunks``. If that
+    is a small part of the tiers, as beside large disks, more are simulated.
+    """
+    return _power(
+        max(GHOST_KEYS / max(chunks, 1.0), min(DRAM_KEYS / max(dram_chunks, 1.0), MOST_KEYS / max(chunks, 1.0)))
+    )
+
+
+def _power(rate: float) -> float:
+    return max(LEAST_RATE, 2.0 ** floor(log2(min(1.0, rate))))
 
 
 def hot_set(

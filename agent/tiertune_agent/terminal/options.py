@@ -25,7 +25,11 @@ def writable(path: Path | None) -> Path | None:
     if path is None:
         return None
     folder = Path(os.path.realpath(path)).parent  # a link makes the file that it names, where that is
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # a name that is too long
+        raise typer.BadParameter(f"{error.strerror}: {path}") from None
+    if is_folder:
         raise typer.BadParameter(f"{path} is a folder: name a file in it")
     if not folder.is_dir():
         raise typer.BadParameter(f"the folder of {path} does not exist: make it, or name another file")

@@ -11,14 +11,16 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from tiertune_agent.collector.samples import Answer, SampleReader
-from tiertune_agent.collector.sampling import Handout
+from tiertune_agent.collector.sampling import SEED, SLACK, Handout, wanted_rate
 from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Snapshot
-from tiertune_agent.tuners.base import pools
+from tiertune_agent.tuners.base import pools, served
 from tiertune_agent.whatif.shapes import Grid, Split, local_tiers, median_shape, remote_bytes
 from tiertune_agent.whatif.terms import KnownCosts, bytes_each
+from tiertune_connector.tuning import LEFT_SHARE
 from tiertune_connector.units import Clock
-from tiertune_connector.whatif.chain import ChainGhosts, Costs, SampledRequest, Shape
+from tiertune_connector.whatif.chain import PREFIX_ROUTING, ChainGhosts, Costs, SampledRequest, Shape
+from tiertune_connector.whatif.sampler import hashes, threshold
 
 KEPT_SAMPLES = 32_768
 """Samples kept of each namespace, to warm the ghosts of a new grid."""
@@ -26,6 +28,8 @@ FORGOTTEN_AFTER = timedelta(days=1)
 """A namespace goes after so long without a request: each revision of weights is another one. So do stores."""
 WAITED_FOR = timedelta(hours=1)
 """How long the sizes of a store that does not answer count: of many stores one is always silent."""
+LEAST_CHUNKS = 4
+"""Chunks that a simulated DRAM holds, unless it is simulated whole. With none it would have the hot keys' hits."""
 _PACE_S = 60.0
 _SHARES = log(1.25)
 """Log of the factor by which a namespace's share of the tiers must move to count as changed."""
@@ -42,6 +46,19 @@ class GhostPlan(NamedTuple):
     if it had them alone."""
     remote_chunk_bytes: int
     """The same for the remote."""
+
+    def sampled(self, seen: SampledRequest, rate: float) -> SampledRequest:
+        """What is simulated of what stores sampled at ``rate``, which another namespace may need."""
+        if rate == self.rate:
+            return seen
+        below = threshold(self.rate)
+        low = (hashes([sample.key for sample in seen.samples], SEED) < below).tolist()
+        kept = [sample for sample, is_low in zip(seen.samples, low, strict=True) if is_low or sample.hot]
+        return seen._replace(samples=kept)
+
+    def tells(self, shape: Shape) -> bool:
+        """Whether its DRAM is simulated with so many chunks that its hits are not those of any size."""
+        return self.rate == 1 or not shape.dram or shape.dram * self.rate >= LEAST_CHUNKS * self.chunk_bytes
 
 
 @dataclass
@@ -151,13 +168,14 @@ class FleetWhatif:
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
         remote = remote_bytes(fleet, self._now.remote if self._now else None)
         now = self._now = median_shape(hosts)._replace(remote=remote)
-        self._hand_out(fleet, answers, at, now)
+        wanted = _wanted(fleet, now)
+        self._hand_out(answers, at, wanted)
         now_s = self._steady_s()
         since_s, self._now_s = now_s if self._now_s is None else self._now_s, now_s
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
         shapes = tuple(self._grid.around(now, local_tiers(hosts) + ("remote",) * managed, split))
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.namespaces}):
-            self._plan(namespace, fleet, shapes, now=now, at=at, since_s=since_s)
+            self._plan(namespace, fleet, shapes, now=now, at=at, since_s=since_s, wanted=wanted.get(namespace, 1.0))
         self._count(agreeing, at)
         self._play(agreeing, fleet)
         self._namespaces = {name: one for name, one in self._namespaces.items() if at - one.asked < FORGOTTEN_AFTER}
@@ -181,17 +199,9 @@ class FleetWhatif:
             for known in self._namespaces.values():
                 known.ghosts.forget(gone)
 
-    def _hand_out(self, fleet: Sequence[Snapshot], answers: Sequence[Answer], at: datetime, shape: Shape) -> None:
-        nbytes = len(fleet) * (shape.dram + shape.disk) + shape.remote
-        sizes = [bytes_each(pool) for snapshot in fleet for pool in pools(snapshot.status).values()]
-        smallest = min((size for size in sizes if size), default=0)
+    def _hand_out(self, answers: Sequence[Answer], at: datetime, wanted: Mapping[str, float]) -> None:
         self._pace.add(sum(grown["chunks"] for answer in answers for grown in answer.grown.values()), at)
-        self._handout.round(
-            answers,
-            at,
-            chunks=nbytes / smallest if smallest else 0.0,
-            chunks_per_s=self._pace.per_s,
-        )
+        self._handout.round(answers, at, wanted=max(wanted.values(), default=1.0), chunks_per_s=self._pace.per_s)
 
     def _plan(
         self,
@@ -202,15 +212,19 @@ class FleetWhatif:
         now: Shape,
         at: datetime,
         since_s: float,
+        wanted: float,
     ) -> None:
         """Set up the namespace's ghosts, or replace them if they no longer simulate what there is."""
-        told = (read(snapshot.status, f"pools.{namespace}") for snapshot in fleet)
-        chunk_bytes = max(map(bytes_each, filter(None, told)), default=0)  # one that has just begun knows one group
+        chunk_bytes = _chunk_bytes(namespace, fleet)
         if not chunk_bytes:
             return
         sizes = (max(1, round(chunk_bytes / share)) for share in _shares(namespace, fleet))
-        plan = GhostPlan(shapes, now, self._handout.current.rate, *sizes)
         known = self._namespaces.get(namespace)
+        rate = self._handout.current.rate
+        if rate >= SLACK * wanted:  # another namespace needs more
+            before = known.plan.rate if known else rate
+            rate = before if 1 / SLACK < wanted / before < SLACK else wanted
+        plan = GhostPlan(shapes, now, rate, *sizes)
         if known is None:
             self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), since_s, at)
         elif _differs(known.plan, plan):
@@ -228,10 +242,11 @@ class FleetWhatif:
         came = chain.from_iterable(answer.requests for answer in answers)
         first = {answer.store for answer in answers if not answer.grown}
         costs = cache(lambda store, namespace: self._known.costs(stores[store], namespace))
+        rate = self._handout.current.rate
         for _, namespace, seen in sorted(came, key=itemgetter(0), reverse=True):
             known, cost = self._namespaces.get(namespace), costs(seen.host, namespace)
             if known is not None and cost is not None:  # else the cost of prefilling is not known yet
-                known.play(seen, cost, told=seen.host in first)
+                known.play(known.plan.sampled(seen, rate), cost, told=seen.host in first)
 
     def _prospect(self, namespace: str, at: datetime, now_s: float, every_s: float) -> Prospect | None:
         known = self._namespaces[namespace]
@@ -242,9 +257,15 @@ class FleetWhatif:
         if not bill.chunks:
             return None
         # Ratio estimate: the samples give the cost of a chunk, the totals how many chunks a request has.
-        scale = known.chunks / requests / bill.chunks
+        scale, plan = known.chunks / requests / bill.chunks, known.plan
         known.forget(now_s)
-        costs = {shape: scale * seconds_ for shape, seconds_ in bill.seconds.items()}
+        if not plan.tells(plan.now):
+            return None
+        costs = {
+            name: scale * seconds_
+            for name, seconds_ in bill.seconds.items()
+            if plan.tells(Shape.parse(name.removesuffix(PREFIX_ROUTING)))
+        }
         return Prospect(namespace, at - timedelta(seconds=seconds), seconds, requests, costs)
 
 
@@ -254,8 +275,26 @@ def _ghosts(plan: GhostPlan) -> ChainGhosts:
         rate=plan.rate,
         chunk_bytes=plan.chunk_bytes,
         remote_chunk_bytes=plan.remote_chunk_bytes,
+        landing=1 - 1 / LEFT_SHARE,
         prefix_routed=(plan.now,) if plan.now in plan.shapes else (),
     )
+
+
+def _wanted(fleet: Sequence[Snapshot], now: Shape) -> dict[str, float]:
+    """The rates at which the namespaces of present engines are simulated."""
+    nbytes = len(fleet) * (now.dram + now.disk) + now.remote
+    rates = {}
+    for namespace in {digest for snapshot in fleet for digest in served(snapshot.status)}:
+        if size := _chunk_bytes(namespace, fleet):
+            near, _ = _shares(namespace, fleet)
+            rates[namespace] = wanted_rate(nbytes / size, near * now.dram / size)
+    return rates
+
+
+def _chunk_bytes(namespace: str, fleet: Sequence[Snapshot]) -> int:
+    """Bytes of its chunks; 0: not told yet."""
+    told = (read(snapshot.status, f"pools.{namespace}") for snapshot in fleet)
+    return max(map(bytes_each, filter(None, told)), default=0)  # one that has just begun knows one group
 
 
 def _shares(namespace: str, fleet: Sequence[Snapshot]) -> tuple[float, float]:

@@ -46,13 +46,15 @@ def remote_bytes(fleet: Sequence[Snapshot], before: int | None = None) -> int:
     there = [read(one.status, "tiers.remote") for one in fleet if present(one.status, "remote")]
     if not there:
         return 0
+    parts = any(tier.get("chunks") is not None for tier in there)  # a directory: each reports its own part
     bounds = [int(tier["capacity_bytes"]) for tier in there if tier.get("capacity_bytes")]
     if not bounds:
         told = any(tier.get("health") == "ok" and tier.get("resident_bytes") is not None for tier in there)
-        stored = sum(int(tier.get("resident_bytes") or 0) for tier in there)
+        held_there = [int(tier.get("resident_bytes") or 0) for tier in there]
+        stored = sum(held_there) if parts else max(held_there)
         local = sum(held(fleet, tier) for tier in LOCAL)
         return before if before and not told else 1 << max(stored, 4 * local, 1).bit_length()
-    if any(tier.get("chunks") is not None for tier in there):  # a directory: each reports its own part
+    if parts:
         whole = sum(bounds)  # less the part of a store that does not answer, which is there
         return before if before and before / 2 < whole < before else whole
     return max(bounds) if max(bounds) > EMPTY else 0

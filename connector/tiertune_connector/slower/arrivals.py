@@ -11,13 +11,12 @@ from tiertune_connector.slower.lane import Lane, Lanes
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.slots import Slot
+from tiertune_connector.tuning import LEFT_SHARE
 from tiertune_connector.units import Clock
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-LEFT_SHARE = 4
-"""One in so many chunks of a pool is kept from a tier's arrivals: a tier that hangs must not take it all."""
 Place = tuple[str, bytes]
 """Namespace and key."""
 _TOLD = {Outcome.OK: "hit", Outcome.MISS: "miss", Outcome.FULL: "miss", Outcome.CORRUPT: "corrupt"}

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import xxhash
@@ -265,6 +266,8 @@ class DirectoryTier(OnFiles):
         if self._capacity is not None and size > self._capacity:
             return False  # even if all of them left
         self._find_own()
+        if self._capacity is None:  # whoever keeps the directory small removes the oldest, and tells nobody
+            self._forget_gone(list(islice(self._own, 2)))
         while True:
             with self._lock:
                 if self._capacity is None or self._own_bytes + size <= self._capacity:

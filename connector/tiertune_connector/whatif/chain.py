@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
 from tiertune_connector.whatif.sampler import Pick
@@ -85,18 +86,24 @@ class ChainGhosts:
         rate: float,
         chunk_bytes: int,
         remote_chunk_bytes: int | None = None,
+        landing: float | None = None,
         prefix_routed: Iterable[Shape] = (),
     ) -> None:
         """``rate`` is that of the samples. All pools are LRU, whatever the hosts' are (ADR 0057).
 
-        ``remote_chunk_bytes``: a chunk's bytes in the remote tier, if others. The shapes ``prefix_routed`` are played a
-        second time, under prefix routing.
+        ``remote_chunk_bytes``: a chunk's bytes in the remote tier, if others. ``landing``: share of a host's DRAM that
+        what a request fetches from slower tiers may fill, as a store's loads come by way of DRAM; None: it needs no
+        room there. The shapes ``prefix_routed`` are played a second time, under prefix routing.
         """
         self._each = 1 / rate
         scales = rate / chunk_bytes, rate / (remote_chunk_bytes or chunk_bytes)
-        self._fleets = {str(shape): _Fleet(shape, *scales) for shape in shapes}
-        for shape in prefix_routed:
-            self._fleets[f"{shape}{PREFIX_ROUTING}"] = _Fleet(shape, *scales, prefix_routed=True)
+
+        def fleet(shape: Shape, *, prefix_routed: bool = False) -> _Fleet:
+            room = inf if landing is None else landing * shape.dram / chunk_bytes
+            return _Fleet(shape, *scales, room=room, prefix_routed=prefix_routed)
+
+        self._fleets = {str(shape): fleet(shape) for shape in shapes}
+        self._fleets |= {f"{shape}{PREFIX_ROUTING}": fleet(shape, prefix_routed=True) for shape in prefix_routed}
         self._bill = Bill()
 
     def request(self, seen: SampledRequest, costs: Costs, *, billed: bool = True) -> None:
@@ -114,7 +121,8 @@ class ChainGhosts:
                 found = fleet.play(request)
                 if not request.cold:
                     same[fleet.hot_in] = found
-            bill.seconds[name] = bill.seconds.get(name, 0.0) + request.prices[-1] - _saved_s(request, found, costs)
+            saved_s = _saved_s(request, found, costs, fleet.room)
+            bill.seconds[name] = bill.seconds.get(name, 0.0) + request.prices[-1] - saved_s
 
     def forget(self, hosts: Iterable[Hashable]) -> None:
         """Forget hosts that are gone, with what they held."""
@@ -174,8 +182,10 @@ class _Found(NamedTuple):
 class _Fleet:
     """The pools of one shape, in miniature."""
 
-    def __init__(self, shape: Shape, scale: float, remote_scale: float, *, prefix_routed: bool = False) -> None:
+    def __init__(self, shape: Shape, scale: float, remote_scale: float, *, room: float, prefix_routed: bool) -> None:
         """``scale`` is miniature chunks per byte of a host's tiers, ``remote_scale`` of the remote one.
+
+        ``room``: chunks from slower tiers that a request may bring into DRAM.
 
         ``prefix_routed``: requests go where most of their prompt was last, new ones where they really went.
         """
@@ -183,6 +193,7 @@ class _Fleet:
         self._dram, self._disk = round(shape.dram * scale), round(shape.disk * scale)
         self._hosts: dict[Hashable, tuple[SimulatedPool, SimulatedPool]] = {}
         self._remote = SimulatedPool(round(shape.remote * remote_scale))
+        self.room = room
         sizes = (("dram", shape.dram), ("disk", shape.disk), ("remote", shape.remote))
         self.hot_in = next((tier for tier, size in sizes if size), "")
 
@@ -241,8 +252,17 @@ def _find(request: _Request, dram: SimulatedPool, disk: SimulatedPool, remote: S
     return _Found(local if near_end < 0 else min(near_end, local), local, total, in_dram, in_disk, in_remote)
 
 
-def _saved_s(request: _Request, found: _Found, costs: Costs) -> float:
-    """Seconds that what was found takes off the request, as the gate would use it."""
+def _saved_s(request: _Request, found: _Found, costs: Costs, room: float) -> float:
+    """Seconds that what was found takes off the request; of slower tiers, if there is ``room`` for so many chunks."""
+    whole_s, beyond = _used_s(request, found, costs), found.disk + found.remote
+    if beyond <= room:
+        return whole_s
+    near_s = request.prices[found.near] - request.weights[found.near] * costs.fetch_s["dram"][1]
+    return near_s + room / beyond * (whole_s - near_s)
+
+
+def _used_s(request: _Request, found: _Found, costs: Costs) -> float:
+    """Seconds that it takes off if all that was found is used as the gate would use it."""
     if not found.total:
         return 0.0
     kept = found.local
