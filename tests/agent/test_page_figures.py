@@ -276,10 +276,10 @@ class TestWords:
         windows = [{"start": (after(seconds=index)).isoformat(), "fetch_s": 0.5} for index in range(40)]
         evidence = {"resident_bytes": 2**30, "gains": [0.25, -1], "none": None, "deep": {"a": 1}, "windows": windows}
         plain, listed = tables(evidence)
-        assert plain.rows == (("resident", "1.0 GiB"), ("gains", "0.25, -1"), ("none", "–"), ("deep", '{"a": 1}'))  # noqa: RUF001
+        assert plain.rows == [("resident", "1.0 GiB"), ("gains", "0.25, -1"), ("none", "–"), ("deep", '{"a": 1}')]  # noqa: RUF001
         (sizes,) = tables({"shape": f"{2**20}/0/{2**30}", "best": "unknown", "goal": 2**21})
         shape = "1.0 MiB dram, 0 B disk, 1.0 GiB remote"
-        assert sizes.rows == (("shape", shape), ("best", "unknown"), ("goal", "2.0 MiB"))
-        assert (listed.title, listed.head) == ("windows", ("start", "fetch"))
+        assert sizes.rows == [("shape", shape), ("best", "unknown"), ("goal", "2.0 MiB")]
+        assert (listed.title, listed.head) == ("windows", ["start", "fetch"])
         assert (len(listed.rows), listed.left_out) == (SHOWN_ROWS, 40 - SHOWN_ROWS)
-        assert listed.rows[-1] == ("12:00:39", "0.50 s")
+        assert listed.rows[-1] == ["12:00:39", "0.50 s"]

@@ -17,7 +17,7 @@ from tiertune_agent.web import over_sizes
 from tiertune_agent.web.compared import Compared, compared
 from tiertune_agent.web.curves import by_gain, counted, curves
 from tiertune_agent.web.page import environment
-from tiertune_agent.web.unmade import sentence, unmade
+from tiertune_agent.web.unmade import sentence, unmade, values
 from tiertune_connector.whatif.chain import Shape
 
 GIB = 1 << 30
@@ -289,7 +289,7 @@ class TestUnmade:
         clock.advance(30)
         told = unmade(seen())
         assert sentence(told) == "On auto, TierTune would have made 2 changes in the last day."
-        assert [(one.change, one.became) for one in told] == [
+        assert [(" → ".join(values(one.decision)), one.became) for one in told] == [
             ("1.0 GiB → 2.0 GiB", "It waits for approval."),
             ("always → second_access", "It was no longer wished at 12:00 UTC."),
         ]

@@ -33,7 +33,7 @@ def test_a_rate_follows_enough_keys_of_the_fleet_and_of_a_hosts_dram(chunks, dra
 def test_a_namespace_takes_what_it_would_be_sampled_with_alone():
     """Of samples that another namespace needs, those that a store would pick at its own rate; hot ones always."""
     keys = chain(*range(400))
-    plan = GhostPlan((), Shape(1, 0, 0), 1 / 8, 0, 1, 1)
+    plan = GhostPlan((), Shape(1, 0, 0), 1 / 8, 1, 1)
     for rate in (1.0, 1 / 2, 1 / 8):
         seen, alone = (
             SampledRequest("a", 400, Sampler(of, keys[:3]).pick([keys], hashes(keys, 0))[0]) for of in (rate, plan.rate)

@@ -1,7 +1,7 @@
 """Reads observed sources, read-only, by a GET of one address each. Problems are values, not exceptions."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import httpx
 
@@ -20,49 +20,44 @@ from tiertune_connector.units import Clock
 ACCEPT = {"Accept": "text/plain; version=0.0.4"}
 
 
+@dataclass
 class Observer:
     """Reads all sources at once; keeps each one's last reading, to take the difference to the next of its boot."""
 
-    def __init__(
-        self,
-        sources: Sequence[ObservedSource],
-        now: Now,
-        steady_s: Clock,
-        access: Access,
-        exported: ObservedRows,
-    ) -> None:
-        """``steady_s`` counts seconds by a clock that nobody sets; ``exported`` gets what the sources report."""
-        self._sources = sources
-        self.addresses = {source.url: source.name for source in sources}
-        self._now = now
-        self._steady_s = steady_s
-        self._http = access.client(timeout=TIMEOUT_S, headers=ACCEPT)
-        self._exported = exported
+    sources: Sequence[ObservedSource]
+    now: Now
+    steady_s: Clock
+    """Counts seconds by a clock that nobody sets."""
+    access: Access
+    exported: ObservedRows
+    """Gets what the sources report."""
+
+    def __post_init__(self) -> None:
+        self.addresses = {source.url: source.name for source in self.sources}
+        self._http = self.access.client(timeout=TIMEOUT_S, headers=ACCEPT)
         self._known: dict[str, Reading] = {}
 
     def collect(self, taken: Collection[str] = ()) -> list[Heard]:
         """One answer per source, in the order of the settings; ``taken``: names that stores have."""
-        answers = at_once(self._ask, self._sources)
+        answers = at_once(self._ask, self.sources)
         for place, answer in enumerate(answers):
             if isinstance(answer, Snapshot) and answer.store in taken:
                 message = f"a store calls itself {answer.store} too; what is observed at {answer.url} is left out"
                 answers[place] = Trouble(answer.url, "duplicate_store", message)
-        here = [answer.store for answer in answers if isinstance(answer, Snapshot)]
-        self._exported.rows = {name: self._known[name].rows for name in here}
+        self.exported.rows = {one.store: self._known[one.store].rows for one in answers if isinstance(one, Snapshot)}
         return answers
 
     def forget(self) -> None:
         """Drop all readings, so that the next one of each source counts as its first."""
         self._known.clear()
-        self._exported.rows = {}
+        self.exported.rows = {}
 
     def close(self) -> None:
         self._http.close()
 
     def _ask(self, source: ObservedSource) -> Heard:
         try:
-            text = read_whole(self._http, source.url, within_s=TIMEOUT_S).text
-            told = Exposition(text)
+            told = Exposition(read_whole(self._http, source.url, within_s=TIMEOUT_S).text)
             started_s = told.total("process_start_time_seconds")
             made = ADAPTERS[source.kind](told, Hints(source.chunk_bytes, source.tier or ""))
             return self._snapshot(source, started_s, made)
@@ -75,8 +70,8 @@ class Observer:
         """ValueError for what is no answer of one process; the next one says from where to count on."""
         if not made.rows:
             raise ValueError(f"it answers, but with no metrics of {source.kind}")
-        at, boot = self._now(), "" if started_s is None else f"{started_s:.2f}"
-        reading, before = Reading(source.name, boot, self._steady_s(), made.rows), self._known.pop(source.name, None)
+        at, boot = self.now(), "" if started_s is None else f"{started_s:.2f}"
+        reading, before = Reading(source.name, boot, self.steady_s(), made.rows), self._known.pop(source.name, None)
         if before and before.boot_id == boot:
             reading = replace(reading, rows=_unfallen(before.rows, reading.rows))
         counted, stages = windows(before, reading, at, still=True) if before and before.boot_id == boot else ((), ())

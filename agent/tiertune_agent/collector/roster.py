@@ -102,15 +102,15 @@ class _Name:
     def told(self) -> Collection[str]:
         """Addresses of its stores; those of the last time if there is no new answer."""
         asked = self.ask()
-        if not asked.done():
+        if asked.done():
+            self._asked = None
+            try:
+                hosts = [f"[{one}]" if ":" in one else one for one in asked.result()]
+                self.found, self.problem = [f"http://{host}:{self._port}" for host in hosts], ""
+            except (OSError, ValueError) as error:
+                self.problem = f"{self.host}: {getattr(error, 'strerror', None) or error}"
+        else:
             self.problem = f"{self.host}: no resolver answered within {LATE_S:.0f} s"
-            return self.found or ()
-        self._asked = None
-        try:
-            hosts = [f"[{one}]" if ":" in one else one for one in asked.result()]
-            self.found, self.problem = [f"http://{host}:{self._port}" for host in hosts], ""
-        except (OSError, ValueError) as error:
-            self.problem = f"{self.host}: {getattr(error, 'strerror', None) or error}"
         return self.found or ()
 
 

@@ -41,6 +41,9 @@ class Lookups(_Told):
     """Frequent keys, with their counts."""
 
 
+NONE = Lookups(requests=0, chunks=0, hot_candidates={})
+
+
 class Header(_Told):
     """What a store sends before its samples."""
 
@@ -164,9 +167,8 @@ def _requests(store: str, lines: Sequence[_Sample], now_s: float) -> Iterator[tu
 def _grown(before: Mapping[str, Lookups], now: Mapping[str, Lookups]) -> dict[str, dict[str, int]]:
     grown = {}
     for digest, told in now.items():
-        requests, chunks = told.requests, told.chunks
-        known = before.get(digest)
-        if known and requests >= known.requests:  # else the store forgot the namespace meanwhile
-            requests, chunks = requests - known.requests, chunks - known.chunks
-        grown[digest] = {"requests": requests, "chunks": chunks}
+        known = before.get(digest, NONE)
+        if told.requests < known.requests:  # the store forgot the namespace meanwhile
+            known = NONE
+        grown[digest] = {"requests": told.requests - known.requests, "chunks": told.chunks - known.chunks}
     return grown

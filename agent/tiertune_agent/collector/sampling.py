@@ -5,9 +5,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from math import floor, inf, log2
-from operator import attrgetter
+from operator import itemgetter
 
 import httpx
 
@@ -18,7 +17,7 @@ from tiertune_agent.network import at_once
 
 HOT_KEYS = 64
 SEED = 0
-"""Seed of the hash that chooses blocks."""
+"""Seed of the hash that chooses blocks: the same for every fleet."""
 REFRESH = timedelta(minutes=5)
 GHOST_KEYS = 8192
 """A simulated fleet of the present size follows about this many keys, if there are more."""
@@ -40,20 +39,23 @@ class FleetSampling:
     """How every store of the fleet must sample."""
 
     rate: float
-    seed: int
     hot: tuple[bytes, ...]
     version: int
 
     def document(self) -> JsonDict:
-        return {**vars(self), "hot": [key.hex() for key in self.hot]}
+        return {**vars(self), "seed": SEED, "hot": [key.hex() for key in self.hot]}
+
+
+NOTHING = FleetSampling(rate=0.0, hot=(), version=0)
+"""No store samples so, and every version is newer."""
 
 
 class Handout:
     """Decides how the fleet samples, and instructs every store that samples otherwise."""
 
     def __init__(self, client: ClientOf) -> None:
-        self.current: FleetSampling | None = None
-        """None: nothing was handed out yet."""
+        self.current = NOTHING
+        """What was handed out last."""
         self._client = client
         self._refreshed = datetime.min.replace(tzinfo=UTC)
 
@@ -65,26 +67,25 @@ class Handout:
         """
         if not answers:
             return
-        told = [answer.header for answer in answers if 0 < answer.header.hot_version < NEWEST]
-        newest = max(told, key=attrgetter("hot_version"), default=None)
-        rate = self._rate(wanted, chunks_per_s, newest.rate if newest else None)
-        sampling = self.current = self._renewed(answers, at, rate, newest.hot_version if newest else 0)
-        behind = [answer.url for answer in answers if answer.header.hot_version != sampling.version]
-        at_once(partial(self._tell, sampling=sampling), behind)
+        headers = (answer.header for answer in answers)
+        told = [(one.hot_version, one.rate) for one in headers if 0 < one.hot_version < NEWEST]
+        newest, known = max(told, key=itemgetter(0), default=(0, 0.0))
+        self.current = self._renewed(answers, at, self._rate(wanted, chunks_per_s, known), newest)
+        at_once(self._tell, [answer.url for answer in answers if answer.header.hot_version != self.current.version])
 
     def agrees(self, answer: Answer) -> bool:
         """Whether a store's samples are of the fleet's rate and seed."""
-        now, header = self.current, answer.header
-        return now is not None and (header.rate, header.seed) == (now.rate, now.seed)
+        header = answer.header
+        return (header.rate, header.seed) == (self.current.rate, SEED)
 
-    def _rate(self, wanted: float, chunks_per_s: float | None, told: float | None) -> float:
+    def _rate(self, wanted: float, chunks_per_s: float | None, told: float) -> float:
         """The rate, a power of two, for a fleet that is not too busy for what is ``wanted``.
 
-        The present one, or one ``told`` before this agent, stays if not far off.
+        The present one, or one ``told`` before this agent (0: none), stays if not far off.
         While nobody knows how busy the fleet is, the earlier rate may also be far lower.
         """
         rate = _power(min(wanted, SAMPLES_PER_S / max(chunks_per_s or 0.0, 1e-9)))
-        before = self.current.rate if self.current else told
+        before = self.current.rate or told
         most = inf if chunks_per_s is None else SLACK
         return before if before and 1 / SLACK < rate / before < most else rate
 
@@ -93,23 +94,22 @@ class Handout:
 
         That was handed out by another agent, or by this one before a restart.
         """
-        now = self.current if self.current and told <= self.current.version else None
+        now = self.current if told <= self.current.version else None
         fresh = rate == 1 or (now and now.hot and at < self._refreshed + REFRESH)
         if now and rate == now.rate and fresh:
             return now
-        before = self.current.hot if self.current else ()
         told_of = [each for answer in answers for each in answer.header.namespaces.values()] if rate < 1 else ()
-        hot = hot_set([namespace.hot_candidates for namespace in told_of], before)
+        hot = hot_set([namespace.hot_candidates for namespace in told_of], self.current.hot)
         self._refreshed = at
         if now and (rate, set(hot)) == (now.rate, set(now.hot)):
             return now
-        return FleetSampling(rate, SEED, hot, max(told, self.current.version if self.current else 0) + 1)
+        return FleetSampling(rate, hot, max(told, self.current.version) + 1)
 
-    def _tell(self, url: str, sampling: FleetSampling) -> None:
+    def _tell(self, url: str) -> None:
         client = self._client(url)
         if client is not None:
             with suppress(httpx.HTTPError):  # one that refuses shows its version in the next round
-                client.put_sampling(sampling.document())
+                client.put_sampling(self.current.document())
 
 
 def wanted_rate(chunks: float, dram_chunks: float) -> float:

@@ -58,9 +58,9 @@ class StoreHttp:
         """JSON lines: a header, then samples from number ``since`` on."""
         return read_whole(self._http, f"/v1/samples?since={since}").text
 
-    def put_sampling(self, document: Json) -> httpx.Response:
+    def put_sampling(self, document: JsonDict) -> httpx.Response:
         """Send the sampling; returns whatever the store answers."""
-        return asked_whole(self._http, "PUT", "/v1/sampling", json=dict(document))
+        return asked_whole(self._http, "PUT", "/v1/sampling", json=document)
 
     def tuning(self) -> JsonDict:
         """The document, with its version; KeyError, TypeError or ValueError if the answer is malformed."""
@@ -104,15 +104,17 @@ class _Met:
     """Its last reading, and when it was asked for, in steady seconds."""
 
 
+@dataclass
 class Collector:
     """Reads all stores at once; keeps the last reading of each, to take the difference to the next."""
 
-    def __init__(self, roster: Roster, now: Now, steady_s: Clock, access: Access) -> None:
-        """``steady_s`` counts seconds by a clock that nobody sets."""
-        self.roster = roster
-        self._now = now
-        self._steady_s = steady_s
-        self._access = access
+    roster: Roster
+    now: Now
+    steady_s: Clock
+    """Counts seconds by a clock that nobody sets."""
+    access: Access
+
+    def __post_init__(self) -> None:
         self._met: dict[str, _Met] = {}
         """By address; always replaced as a whole, as others may read it at any time."""
         self.addresses: dict[str, str] = {}
@@ -126,10 +128,9 @@ class Collector:
 
     def collect(self) -> list[Heard]:
         """One answer per store, in the order of the roster."""
-        met = self._met
-        answers, told = dict(zip(met, at_once(self._ask, met), strict=True)), []
+        met, told = self._met, []
         seen: dict[str, str] = {}
-        for url, answer in answers.items():
+        for url, answer in zip(met, at_once(self._ask, met), strict=True):
             first = seen.setdefault(cut(answer.store), url)  # the database cannot tell others apart
             if first == url:
                 gone = url in self.roster.former
@@ -146,7 +147,7 @@ class Collector:
 
     def ahead_s(self) -> float:
         """Seconds that the agent's clock is ahead of every store's; 0 if no store reported its time."""
-        ahead_s = self._now().timestamp() - self._steady_s()
+        ahead_s = self.now().timestamp() - self.steady_s()
         told = [met.last for met in self._met.values()]
         return min((ahead_s - (last[0].time_s - last[1]) for last in told if last), default=0.0)
 
@@ -170,7 +171,7 @@ class Collector:
         The client of a store that left is not closed: a command may be under way, and keeps it until it has ended.
         """
         stores = self.roster.stores
-        self._met = {url: self._met.get(url) or _Met(StoreHttp(url, self._access)) for url in stores}
+        self._met = {url: self._met.get(url) or _Met(StoreHttp(url, self.access)) for url in stores}
         self.addresses = {url: store.name or urlsplit(url).netloc for url, store in stores.items()}
 
     def _ask(self, url: str) -> Heard:
@@ -201,16 +202,16 @@ class Collector:
         return ""
 
     def _snapshot(self, url: str, reading: Reading, status: Json, tuning: Json) -> Heard:
-        at, asked_s, met = self._now(), self._steady_s(), self._met[url]
+        at, asked_s, met = self.now(), self.steady_s(), self._met[url]
         before, last_s = met.last or (None, asked_s)
-        if before is not None and before.store != reading.store:
+        if before and before.store != reading.store:
             before = None  # what another store counted since its boot was read where it was before
-        if before is not None and (odd := _odd(reading.time_s - before.time_s, asked_s - last_s)):
+        if before and (odd := _odd(reading.time_s - before.time_s, asked_s - last_s)):
             # what was counted goes into the next window
             met.last = replace(before, time_s=reading.time_s), asked_s
             return Trouble(reading.store, "stale_counters", f"{url}: its clock {odd}")
-        if before is not None and before.boot_id != reading.boot_id:  # it was away: nothing was held or counted then
-            up_s = float(status.get("uptime_s") or inf)
+        if before and before.boot_id != reading.boot_id:  # it was away: nothing was held or counted then
+            up_s = status.get("uptime_s") or inf
             before = replace(before, time_s=max(before.time_s, reading.time_s - up_s))
         counted, stages = windows(before, reading, at) if before else ((), ())
         met.last = reading, asked_s

@@ -47,8 +47,7 @@ class StoreAddress(Document):
 
 def each_once(named: Iterable[str]) -> None:
     """Raise ValueError if one is named twice."""
-    counted = Counter(named)
-    if twice := sorted(one for one, times in counted.items() if times > 1):
+    if twice := sorted(one for one, times in Counter(named).items() if times > 1):
         raise ValueError(f"{twice[0]} is named twice: leave one of them out")
 
 

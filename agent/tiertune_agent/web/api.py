@@ -101,8 +101,7 @@ def application(
 
 def _reading(views: Views, looks: Looks, metrics: AgentMetrics, unwell: Callable[[], Sequence[str]]) -> APIRouter:
     api = APIRouter()
-    told = (views.fleet, views.policies, views.incidents, views.decisions, views.audit, views.ledger)
-    for view in told:
+    for view in (views.fleet, views.policies, views.incidents, views.decisions, views.audit, views.ledger):
         api.add_api_route(f"/api/v1/{view.__name__}", view)
 
     @api.get("/metrics", response_class=PlainTextResponse)

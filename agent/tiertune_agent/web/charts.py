@@ -51,10 +51,6 @@ class Series:
     tips: tuple[str, ...] = ()
     """What browsers show at each dot."""
 
-    @property
-    def classes(self) -> str:
-        return f"{self.kind} filled" if self.filled else self.kind
-
 
 @dataclass(frozen=True)
 class Chart:
@@ -73,11 +69,6 @@ class Chart:
     width: int = WIDTH
     height: int = HEIGHT
     letter: int = LETTER_PX
-
-    @property
-    def bare(self) -> bool:
-        """Whether it has no axes, and so takes the room that it is given."""
-        return not (self.xs or self.ys)
 
 
 @dataclass(frozen=True)
@@ -117,8 +108,9 @@ def stepped(points: Sequence[Point]) -> list[Point]:
 @lru_cache(maxsize=KEPT)
 def draw(chart: Chart) -> Markup:
     """As SVG; the same chart is drawn once."""
+    bare = not (chart.xs or chart.ys)  # without axes it takes the room that it is given
     drawn = pygal.XY(
-        **_options(chart.width, chart.height, chart.letter, 0 if chart.bare else 6),
+        **_options(chart.width, chart.height, chart.letter, 0 if bare else 6),
         xrange=chart.x,
         range=chart.y,
         zero=chart.y[0],
@@ -134,9 +126,12 @@ def draw(chart: Chart) -> Markup:
         x_value_formatter=lambda _: "",
     )
     for one in chart.series:
-        drawn.add(one.name, list(_values(one)), stroke=one.line, show_dots=bool(one.dots), dots_size=one.dots)
-    classes = " ".join(filter(None, ("chart", chart.kind)))
-    return _svg(drawn, classes, chart.label, [(one.classes, one.name) for one in chart.series], bare=chart.bare)
+        each = zip_longest(one.points, one.tips)
+        values = [{"value": point, "tooltip": tip} if tip and point else point for point, tip in each]
+        drawn.add(one.name, values, stroke=one.line, show_dots=bool(one.dots), dots_size=one.dots)
+    classes = f"chart {chart.kind}".rstrip()
+    told = [(f"{one.kind} filled" if one.filled else one.kind, one.name) for one in chart.series]
+    return _svg(drawn, classes, chart.label, told, bare=bare)
 
 
 @lru_cache(maxsize=KEPT)
@@ -148,12 +143,12 @@ def draw_bars(bars: Bars) -> Markup:
         x_labels=bars.rows[::-1],
         show_y_guides=False,
         show_x_guides=True,
-        y_labels=[{"value": 0.0 if bars.against is None else bars.against, "label": ""}],
+        y_labels=[{"value": bars.against or 0.0, "label": ""}],
         value_formatter=lambda _: "",
     )
     for piece in bars.pieces:
         drawn.add(piece.kind, list(_lengths(piece))[::-1])
-    classes = " ".join(filter(None, ("chart values", "" if bars.against is None else "against")))
+    classes = "chart values" if bars.against is None else "chart values against"
     return _svg(drawn, classes, bars.label, [(piece.kind, "") for piece in bars.pieces], guides_over=True)
 
 
@@ -170,11 +165,6 @@ def _options(width: int, height: int, letter: int, margin: int) -> dict[str, Any
         "truncate_label": -1,
         "no_prefix": True,
     }
-
-
-def _values(one: Series) -> Iterator[Any]:
-    for point, tip in zip_longest(one.points, one.tips):
-        yield {"value": point, "tooltip": tip} if tip and point else point
 
 
 def _lengths(piece: Piece) -> Iterator[dict[str, Any]]:

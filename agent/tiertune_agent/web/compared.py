@@ -1,6 +1,6 @@
 """A decision's figures side by side: before it, promised by it, after it, and without it on the same requests. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -70,15 +70,14 @@ class Compared:
 def compared(decision: Decision, verdicts: Sequence[Json]) -> Compared | None:
     """The figures; None if there are none to compare: nothing measures the change, or it was never made."""
     kind = measure(decision)
-    weighed = next((one["evidence"] for one in verdicts if {"before", "after"} <= set(one["evidence"])), None)
+    weighed = next((one["evidence"] for one in verdicts if "before" in one["evidence"]), None)
     before, promised = _promise(decision, kind)
     if weighed is None:
         if not kind or decision.state not in OPEN or (decision.state == State.PROPOSED and promised is None):
             return None
         return Compared(OF.get(kind, "cost"), _soaking(decision), before, promised)
-    old, new, of = float(weighed["before"]), float(weighed["after"]), str(weighed.get("of", "cost"))
-    windows, error = weighed.get("windows"), weighed.get("standard_error")
-    doubt = None if error is None else ERRORS * error
+    old, new, of, windows = (weighed[name] for name in ("before", "after", "of", "windows"))
+    doubt = ERRORS * weighed["standard_error"]
     if kind == "admission":  # two spells: nobody simulates what a tier would have held
         told = f"{_change(old, new, doubt)} than before; without the change is not known: the requests are others."
         return Compared(of, told, before=old, after=new, doubt=doubt, windows=windows)
@@ -100,26 +99,16 @@ def _promise(decision: Decision, kind: str) -> tuple[float | None, float | None]
         told = next((one for one in rivals if one.get("algorithm") == decision.after), None)
         return (1 - float(told["present"]), 1 - float(told["hits"])) if told else (None, None)
     if kind == "fetch":
-        fetched = list(_fetched(evidence.get("windows") or ()))
-        if fetched:
+        windows = [Evidence(**window) for window in evidence.get("windows") or ()]
+        if fetched := [1 - window.gain_s / window.recompute_s for window in windows if window.recompute_s > 0]:
             return (fmean(fetched), 1.0) if decision.after == "off" else (1.0, fmean(fetched))
     return None, None
 
 
-def _fetched(windows: Sequence[Json]) -> Iterator[float]:
-    """Cost of fetching in each window, recomputing being 1: by outcomes if there are any, else as predicted."""
-    for window in windows:
-        told = (window.get(name) or 0.0 for name in ("fetch_s", "recompute_s", "saved_s", "lost_s"))
-        seen = Evidence("", 0, *told)
-        if seen.recompute_s > 0:
-            yield 1 - seen.gain_s / seen.recompute_s
-
-
-def _change(old: float, new: float, doubt: float | None) -> str:
-    off = "" if doubt is None else f" (± {doubt / old:.1%})" if old > 0 else f" (± {doubt:.2g})"
+def _change(old: float, new: float, doubt: float) -> str:
     if old <= 0:
-        return f"{new:.3g} instead of {old:.3g}{off}"
-    return f"{abs(new / old - 1):.1%} {'more' if new > old else 'less'}{off}"
+        return f"{new:.3g} instead of {old:.3g} (± {doubt:.2g})"
+    return f"{abs(new / old - 1):.1%} {'more' if new > old else 'less'} (± {doubt / old:.1%})"
 
 
 def _soaking(decision: Decision) -> str:

@@ -59,7 +59,7 @@ class Curve:
     @property
     def chart(self) -> Chart | None:
         """The chart of the lines; None if there are ghosts of one size only."""
-        return curve_chart(self.lines, self.capacity_bytes or None, f"Hit ratio of {self.name} by size")
+        return curve_chart(self.lines, self.capacity_bytes, f"Hit ratio of {self.name} by size")
 
     @property
     def name(self) -> str:
@@ -79,9 +79,9 @@ class Curve:
         }
 
 
-def by_gain(curves: Iterable[Curve]) -> tuple[Curve, ...]:
+def by_gain(curves: Iterable[Curve]) -> list[Curve]:
     """Those with most to gain first."""
-    return tuple(sorted(curves, key=lambda one: (-one.gain, one.name)))
+    return sorted(curves, key=lambda one: (-one.gain, one.name))
 
 
 def curves(store: Json, seen: Iterable[Counted]) -> list[Curve]:
@@ -91,10 +91,10 @@ def curves(store: Json, seen: Iterable[Counted]) -> list[Curve]:
 
 def _curve(store: Json, seen: Sequence[Counted]) -> Curve:
     newest = seen[-1]
-    state = store["pools"].get(newest.namespace) or {}
-    held = read(state, "dram.effective.capacity_bytes")
-    wanted = in_force(store["tuning"], f"pools.{newest.namespace}.dram.eviction")
-    algorithm = str(read(state, "dram.effective.eviction") or wanted or "lru")
+    pool = f"pools.{newest.namespace}.dram"
+    held = read(store, f"{pool}.effective.capacity_bytes")
+    wanted = in_force(store["tuning"], f"{pool}.eviction")
+    algorithm = read(store, f"{pool}.effective.eviction") or wanted or "lru"
     told = {
         which: {at: one.tokens[which] for at, one in enumerate(seen) if which in one.tokens} for which in newest.tokens
     }
@@ -125,7 +125,7 @@ def _reading(told: Mapping[Which, Counts], algorithm: str, capacity: float | Non
 
 def _share(told: Counts) -> Ratio:
     """Share of the tokens asked for that were hit."""
-    return ratio([Summand(hit, asked) for hit, asked in told.values()])
+    return ratio([Summand(*tokens) for tokens in told.values()])
 
 
 def _gain(one: Counts, than: Counts) -> Ratio:

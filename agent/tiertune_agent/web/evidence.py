@@ -1,7 +1,7 @@
 """A decision's evidence, whatever its shape, as small tables. Pure."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,27 +20,27 @@ class Table:
     """``head`` is empty where rows are pairs of a name and a value; ``left_out`` rows are not shown."""
 
     title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
     left_out: int = 0
 
 
-def tables(evidence: Json) -> tuple[Table, ...]:
+def tables(evidence: Json) -> list[Table]:
     """One table of all plain values, and one for each list of objects."""
     lists = {
         name: value
         for name, value in evidence.items()
         if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value)
     }
-    plain = tuple((title(name), _plain(name, value)) for name, value in evidence.items() if name not in lists)
-    first = (Table("", (), plain),) if plain else ()
-    return first + tuple(_table(name, rows) for name, rows in lists.items())
+    plain = [(title(name), _plain(name, value)) for name, value in evidence.items() if name not in lists]
+    first = [Table("", (), plain)] if plain else []
+    return first + [_table(name, rows) for name, rows in lists.items()]
 
 
 def _table(name: str, rows: list[Json]) -> Table:
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    cells = tuple(tuple(_plain(key, row.get(key)) for key in columns) for row in rows[-SHOWN_ROWS:])
-    return Table(title(name), tuple(title(key) for key in columns), cells, max(0, len(rows) - SHOWN_ROWS))
+    cells = [[_plain(key, row.get(key)) for key in columns] for row in rows[-SHOWN_ROWS:]]
+    return Table(title(name), [title(key) for key in columns], cells, max(0, len(rows) - SHOWN_ROWS))
 
 
 def _plain(name: str, value: Any) -> str:  # noqa: ANN401 (JSON)

@@ -83,7 +83,7 @@ class Seen:
     """Wishes of the last day under a mode other than auto, newest first."""
 
     @property
-    def curves(self) -> tuple[Curve, ...]:
+    def curves(self) -> list[Curve]:
         """Curves of all pools, those with most to gain first."""
         return by_gain(curve for store in self.stores.values() for curve in store.curves)
 

@@ -41,22 +41,24 @@ class Ghost:
 def curve_chart(lines: Mapping[str, Sequence[Ghost]], now: float | None, label: str) -> Chart | None:
     """The chart of shares, of lines by name, smallest ghosts first; None if fewer than two sizes are known.
 
-    ``now``: the present size, None: not known.
+    ``now``: the present size; none or 0: not known.
     """
     drawn = {name: [ghost for ghost in line if ghost.size] for name, line in lines.items()}
     sizes = sorted({ghost.size for line in drawn.values() for ghost in line})
     if len(sizes) < 2:
         return None
-    low, high = log10(min(sizes[0], now or sizes[0])), log10(max(sizes[-1], now or sizes[-1]))
+    among = [*sizes, now or sizes[0]]
+    low, high = log10(min(among)), log10(max(among))
     top = min(1.0, _rounded(max(ghost.share.value for line in drawn.values() for ghost in line)))
     marked = f"now {short(now)}" if now else ""
     bands, curves = [], []
     for place, (name, line) in enumerate(drawn.items()):
-        kind, points = f"c{place % KINDS}", [_point(ghost, top) for ghost in line]
-        if any(ghost.doubt for ghost in line) and len(line) > 1:
+        kind, many = f"c{place % KINDS}", len(line) > 1
+        if many and any(ghost.doubt for ghost in line):
             above, below = ([_point(ghost, top, sign) for ghost in line] for sign in (1, -1))
             bands.append(Series(f"band {kind}", (*above, *below[::-1]), filled=True))
-        curves.append(Series(kind, tuple(points), name, line=len(line) > 1, dots=3.5 if len(line) > 1 else 5.0))
+        points = tuple(_point(ghost, top) for ghost in line)
+        curves.append(Series(kind, points, name, line=many, dots=3.5 if many else 5.0))
     return Chart(
         label=label,
         series=(*bands, *curves),

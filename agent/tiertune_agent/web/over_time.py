@@ -48,7 +48,10 @@ def cost_chart(store: str, costs: Sequence[Cost], off: Sequence[Span], now: date
 
 
 def step_chart(steps: Sequence[Point], until_s: float, marks: Sequence[tuple[float, str]]) -> Chart:
-    """A share (0 to 1) that holds until its next value. ``steps``: start and share; ``marks``: time and text."""
+    """A share (0 to 1) that holds until its next value.
+
+    ``steps``: start and share, the first at 0; ``marks``: time and text.
+    """
     until_s = max(until_s, *(at for at, _ in steps), *(at for at, _ in marks), 1.0)
     corners = [*stepped(steps), (until_s, steps[-1][1])]
     found = tuple((at, _held(steps, at)) for at, _ in marks)
@@ -69,7 +72,7 @@ def step_chart(steps: Sequence[Point], until_s: float, marks: Sequence[tuple[flo
 
 def _held(steps: Sequence[Point], at: float) -> float:
     """The share that holds at a time."""
-    return [share for start, share in steps if start <= at or start == steps[0][0]][-1]
+    return [share for start, share in steps if start <= at][-1]
 
 
 def _power(power: int) -> str:

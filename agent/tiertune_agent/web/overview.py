@@ -1,6 +1,6 @@
 """All that the page shows, put into plain values for the templates. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -8,7 +8,7 @@ from operator import itemgetter
 
 from tiertune_agent.fields import Json, read
 from tiertune_agent.policy.document import settable
-from tiertune_agent.records import CHANGED, STANDING, Decision, Target, grouped, sum_known, sum_of_all
+from tiertune_agent.records import CHANGED, STANDING, Decision, grouped, sum_known, sum_of_all
 from tiertune_agent.tuners.base import present
 from tiertune_agent.web import figures
 from tiertune_agent.web.charts import Chart
@@ -22,6 +22,7 @@ DRAWN = 8
 """Stores whose costs are drawn: a drawing takes some 5 ms of CPU, and each is new with every window."""
 FRESH = 3
 """Age in windows; anything older is not called now."""
+FETCH = "tuning.tiers.remote.fetch"
 ACCOUNT = ("saved", "lost", "money")
 
 
@@ -70,8 +71,8 @@ class Overview:
     whole: WindowSums
     """Of all stores. More may be found than was asked for first: some of it of prompts before."""
     account: Account
-    tiers: tuple[TierRow, ...]
-    stores: tuple[StoreCard, ...]
+    tiers: Sequence[TierRow]
+    stores: Sequence[StoreCard]
     undrawn: int
     """Stores whose costs are shown in words only."""
     undoable: Collection[int]
@@ -85,9 +86,10 @@ def overview(seen: Seen) -> Overview:
     whole = figures.added(one.sums for one in seen.stores.values())
     # vLLM's own are only observed
     shown = [tier for tier in figures.TIERS if whole.hits.get(tier) or any(present(store, tier) for store in stores)]
-    tiers = tuple(_tier(tier, seen, whole) for tier in shown)
+    tiers = [_tier(tier, seen, whole) for tier in shown]
     charts = _charts(seen)
     drawn = dict(islice(charts.items(), DRAWN))
+    undrawn = charts.keys() - drawn.keys()
     return Overview(
         headline=headline(
             seen.fleet,
@@ -98,8 +100,8 @@ def overview(seen: Seen) -> Overview:
         whole=whole,
         account=Account(*(sum_known(getattr(row.account, name) for row in tiers) for name in ACCOUNT)),
         tiers=tiers,
-        stores=tuple(_store(store, seen, drawn, charts.keys() - drawn.keys()) for store in stores),
-        undrawn=len(charts) - len(drawn),
+        stores=[_store(store, seen, drawn, undrawn) for store in stores],
+        undrawn=len(undrawn),
         undoable=_undoable(seen.decisions),
         incidents=grouped(seen.incidents, itemgetter("kind")),
     )
@@ -138,7 +140,7 @@ def _store(store: Json, seen: Seen, drawn: Mapping[str, Chart], undrawn: Collect
     said = (a["reason"] for a in seen.fleet["answers"] if a["store"] == name and a["tuner"] == tuner)
     return StoreCard(
         store,
-        fetch=str(read(store, "tuning.tiers.remote.fetch") or "") if "remote" in tiers else "",
+        fetch=(read(store, FETCH) or "") if "remote" in tiers else "",
         answer=next(said, ""),
         cost=seen.stores[name].costs[-1] if name in undrawn else None,
         chart=drawn.get(name),
@@ -156,20 +158,17 @@ def _charts(seen: Seen) -> dict[str, Chart]:
 
     found, fresh = {}, timedelta(seconds=FRESH * seen.fleet["window_s"])
     for store in sorted(remote, key=dearest, reverse=True):
-        name, fetch = store["name"], str(read(store, "tuning.tiers.remote.fetch"))
-        off = figures.off_spans(seen.switches.get(name, ()), fetch, seen.since, seen.now)
+        name = store["name"]
+        off = figures.off_spans(seen.switches.get(name, ()), read(store, FETCH), seen.since, seen.now)
         if chart := cost_chart(name, seen.stores[name].costs, off, seen.now, fresh):
             found[name] = chart
     return found
 
 
-def _undoable(decisions: Iterable[Decision]) -> set[int]:
+def _undoable(decisions: Sequence[Decision]) -> set[int]:
     """``decisions``: newest first. Only the newest change of a field can still stand, and be rolled back."""
-    newest: dict[tuple[Target, str], Decision] = {}
-    for decision in decisions:
-        if decision.state in CHANGED:
-            newest.setdefault((decision.target, decision.field), decision)
-    return {decision.id for decision in newest.values() if decision.state in STANDING}
+    newest = {(one.target, one.field): one for one in reversed(decisions) if one.state in CHANGED}
+    return {one.id for one in newest.values() if one.state in STANDING}
 
 
 def facts(decision: Decision) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from tiertune_agent.fields import JsonDict
 from tiertune_agent.policy.document import advises
-from tiertune_agent.records import Decision, State, Target
+from tiertune_agent.records import Decision, State
 from tiertune_agent.tuners.advice import ADVICE
 from tiertune_agent.web.look import Seen
 from tiertune_agent.web.text import figure, span
@@ -31,10 +31,6 @@ class Wish:
     """When it was made or given up; now, if it is still wished."""
 
     @property
-    def change(self) -> str:
-        return " → ".join(values(self.decision))
-
-    @property
     def became(self) -> str:
         """What became of the wish."""
         one = self.decision
@@ -43,7 +39,7 @@ class Wish:
         if one.applied_at:
             return f"It was made {span((one.applied_at - one.created_at).total_seconds())} later, by {one.approved_by}."
         became = {State.REJECTED: f"rejected by {one.approved_by}", State.EXPIRED: "no longer wished"}
-        return f"It was {became.get(one.state, str(one.state).replace('_', ' '))} at {self.until:%H:%M} UTC."
+        return f"It was {became.get(one.state, one.state.replace('_', ' '))} at {self.until:%H:%M} UTC."
 
     def document(self) -> JsonDict:
         """As the API tells it."""
@@ -54,12 +50,14 @@ class Wish:
 
 def unmade(seen: Seen) -> list[Wish]:
     """Of several wishes of one field only the newest counts; what is still wished comes first."""
-    newest: dict[tuple[str, Target, str], Wish] = {}
-    for one in seen.waited:
-        if not advises(one.tuner) and not one.field.startswith(ADVICE):  # also for former tuners
-            until = seen.now if one.state == State.PROPOSED else one.applied_at or one.updated_at
-            newest.setdefault((one.tuner, one.target, one.field), Wish(one, until))
-    return sorted(newest.values(), key=lambda wish: (wish.decision.state != State.PROPOSED, -wish.decision.id))
+    wished = [
+        one
+        for one in reversed(seen.waited)
+        if not advises(one.tuner) and not one.field.startswith(ADVICE)  # also for former tuners
+    ]
+    newest = {(one.tuner, one.target, one.field): one for one in wished}.values()
+    told = sorted(newest, key=lambda one: (one.state != State.PROPOSED, -one.id))
+    return [Wish(one, seen.now if one.state == State.PROPOSED else one.applied_at or one.updated_at) for one in told]
 
 
 def sentence(wishes: Sequence[Wish]) -> str:

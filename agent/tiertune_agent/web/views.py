@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Path, Query
 
 from tiertune_agent.changes.control import Unknown
-from tiertune_agent.fields import JsonDict, read
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
@@ -158,5 +158,4 @@ class Views:
 
 def _remote(found: StoreRow) -> JsonDict:
     """The Redis of the fleet, which is managed: what it holds and is set to."""
-    state = read(found.status, "tiers.remote") or {}
-    return {**found.told("url", "last_seen"), **state, "tuning": found.tuning["remote"]}
+    return {**found.told("url", "last_seen"), **found.status["tiers"]["remote"], "tuning": found.tuning["remote"]}

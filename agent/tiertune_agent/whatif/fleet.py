@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from tiertune_agent.collector.samples import Answer, SampleReader
-from tiertune_agent.collector.sampling import SLACK, Handout, wanted_rate
+from tiertune_agent.collector.sampling import SEED, SLACK, Handout, wanted_rate
 from tiertune_agent.fields import read
 from tiertune_agent.records import Prospect, Snapshot
 from tiertune_agent.tuners.base import pools, served
@@ -41,7 +41,6 @@ class GhostPlan(NamedTuple):
     shapes: tuple[Shape, ...]
     now: Shape
     rate: float
-    seed: int
     chunk_bytes: int
     """Bytes of a chunk, with those of other groups of layers, divided by the namespace's share of its hosts' tiers, as
     if it had them alone."""
@@ -53,7 +52,7 @@ class GhostPlan(NamedTuple):
         if rate == self.rate:
             return seen
         below = threshold(self.rate)
-        low = (hashes([sample.key for sample in seen.samples], self.seed) < below).tolist()
+        low = (hashes([sample.key for sample in seen.samples], SEED) < below).tolist()
         kept = [sample for sample, is_low in zip(seen.samples, low, strict=True) if is_low or sample.hot]
         return seen._replace(samples=kept)
 
@@ -96,9 +95,8 @@ class _Namespace:
 
     def replan(self, plan: GhostPlan) -> None:
         """Simulate another plan, warmed with recent requests if they were sampled alike."""
-        fits = (plan.seed, plan.rate) == (self.plan.seed, self.plan.rate)
+        kept = list(self.log) if plan.rate == self.plan.rate else []
         self.plan, self.ghosts = plan, _ghosts(plan)
-        kept = list(self.log) if fits else []
         self.log.clear()
         self.logged = 0
         for seen, costs in kept:
@@ -217,17 +215,16 @@ class FleetWhatif:
         wanted: float,
     ) -> None:
         """Set up the namespace's ghosts, or replace them if they no longer simulate what there is."""
-        sampling = self._handout.current
         chunk_bytes = _chunk_bytes(namespace, fleet)
-        if sampling is None or not chunk_bytes:
+        if not chunk_bytes:
             return
         sizes = (max(1, round(chunk_bytes / share)) for share in _shares(namespace, fleet))
         known = self._namespaces.get(namespace)
-        rate = sampling.rate
+        rate = self._handout.current.rate
         if rate >= SLACK * wanted:  # another namespace needs more
             before = known.plan.rate if known else rate
             rate = before if 1 / SLACK < wanted / before < SLACK else wanted
-        plan = GhostPlan(shapes, now, rate, sampling.seed, *sizes)
+        plan = GhostPlan(shapes, now, rate, *sizes)
         if known is None:
             self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), since_s, at)
         elif _differs(known.plan, plan):
@@ -245,7 +242,7 @@ class FleetWhatif:
         came = chain.from_iterable(answer.requests for answer in answers)
         first = {answer.store for answer in answers if not answer.grown}
         costs = cache(lambda store, namespace: self._known.costs(stores[store], namespace))
-        rate = self._handout.current.rate if self._handout.current else 1.0
+        rate = self._handout.current.rate
         for _, namespace, seen in sorted(came, key=itemgetter(0), reverse=True):
             known, cost = self._namespaces.get(namespace), costs(seen.host, namespace)
             if known is not None and cost is not None:  # else the cost of prefilling is not known yet
@@ -318,6 +315,6 @@ def _shares(namespace: str, fleet: Sequence[Snapshot]) -> tuple[float, float]:
 
 def _differs(old: GhostPlan, new: GhostPlan) -> bool:
     """Whether ghosts of one plan say nothing about the other."""
-    same = (old.shapes, old.rate, old.seed) == (new.shapes, new.rate, new.seed)
+    same = (old.shapes, old.rate) == (new.shapes, new.rate)
     ratios = old.chunk_bytes / new.chunk_bytes, old.remote_chunk_bytes / new.remote_chunk_bytes
     return not same or any(abs(log(ratio)) > _SHARES for ratio in ratios)

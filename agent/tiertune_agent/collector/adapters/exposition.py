@@ -5,7 +5,7 @@ from math import isfinite
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tiertune_agent.records import added_up, sum_known
+from tiertune_agent.records import added_up, grouped, sum_known
 
 Sample = tuple[dict[str, str], float]
 
@@ -16,13 +16,9 @@ class Exposition:
     def __init__(self, text: str, wanted: Iterable[str] = ()) -> None:
         """``wanted``: names of samples that are parsed at once, so that a nonsensical one is a ValueError here."""
         self._samples: dict[str, list[Sample]] = {}
-        self._declared: set[str] = set()
-        self._lines: dict[str, list[str]] = {}
-        for line in text.split("\n"):  # a label may hold what Unicode takes for the end of a line
-            if line.startswith("# TYPE "):
-                self._declared.add(line.split(" ", 3)[2])
-            else:
-                self._lines.setdefault(line.partition("{")[0].partition(" ")[0], []).append(line)
+        lines = text.split("\n")  # a label may hold what Unicode takes for the end of a line
+        self._declared = {line.split(" ", 3)[2] for line in lines if line.startswith("# TYPE ")}
+        self._lines = grouped(lines, lambda line: line.partition("{")[0].partition(" ")[0])
         for name in wanted:
             self._of(name)
 

@@ -19,8 +19,8 @@ ON_DISK = ("fs", "fs_native", "raw_block", "dax")
 def mapped(told: Exposition, hints: Hints) -> Mapped:
     """Map all models and tenants together."""
     made = Mapped(tiers={"dram": "L1"})
-    adapters = {own: "disk" if own in ON_DISK else "remote" for own in told.split(L2_BYTES, "l2_name")}
-    below = one_tier(adapters)
+    adapters = told.split(L2_BYTES, "l2_name")
+    below = one_tier("disk" if own in ON_DISK else "remote" for own in adapters)
     if by_salt := told.split("lmcache_mp_lookups_requests_total", "cache_salt"):
         plain = by_salt.get("", 0.0)
         made.put("requests_total", sum(by_salt.values()) - plain, salted="yes")

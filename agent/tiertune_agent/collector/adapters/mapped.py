@@ -1,10 +1,11 @@
 """What every adapter returns: rows with the names of a store's metrics, as far as they are known. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tiertune_agent.collector.counters import SOMEWHERE, Rows
+from tiertune_agent.fields import JsonDict
 from tiertune_agent.records import added_up
 
 STAGE = "all"
@@ -75,7 +76,7 @@ class Mapped:
             self.put(WAIT_S, seconds)
             self.put(LOADED_TOKENS, tokens)
 
-    def state(self) -> dict[str, dict[str, float | str | None]]:
+    def state(self) -> JsonDict:
         """Each tier as in a store's status. Whether it is healthy is unknown."""
         return {
             tier: {
@@ -105,7 +106,7 @@ def times(chunks: float | None, hints: Hints) -> float | None:
     return None if chunks is None or hints.chunk_bytes is None else chunks * hints.chunk_bytes
 
 
-def one_tier(kinds: Mapping[str, str]) -> str:
-    """The one tier that all of these are; empty: there is none, or they are of several."""
-    tiers = set(kinds.values())
-    return tiers.pop() if len(tiers) == 1 else ""
+def one_tier(tiers: Iterable[str]) -> str:
+    """The one tier that all of these are; empty: there is none, or they are several."""
+    found = set(tiers)
+    return found.pop() if len(found) == 1 else ""

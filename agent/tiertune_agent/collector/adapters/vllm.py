@@ -5,16 +5,11 @@ token: the misses of a prompt come later than its hits. As everywhere in vLLM, t
 failed load count as found.
 """
 
+from collections.abc import Mapping, Sequence
+
 from tiertune_agent.collector.adapters.exposition import Exposition
-from tiertune_agent.collector.adapters.mapped import (
-    PREFILL_S,
-    PREFILL_TOKENS,
-    STAGE,
-    Hints,
-    Mapped,
-    one_tier,
-)
-from tiertune_agent.records import sum_of_all
+from tiertune_agent.collector.adapters.mapped import PREFILL_S, PREFILL_TOKENS, STAGE, Hints, Mapped, one_tier
+from tiertune_agent.records import grouped, sum_known
 
 PROMPTS = "vllm:prompt_tokens_total"
 FOUND_OUTSIDE = "vllm:external_prefix_cache_hits_total"
@@ -26,25 +21,21 @@ ON_DISK = ("fs",)
 
 def mapped(told: Exposition, hints: Hints) -> Mapped:
     """Map all engines behind the address together."""
-    made = Mapped()
-    made.tiers["gpu"] = "the engine's prefix cache"
+    made = Mapped(tiers={"gpu": "the engine's prefix cache"})
     made.put("requests_total", told.total("vllm:time_to_first_token_seconds_count"), salted="unknown")
     made.put("prompt_tokens_total", told.total(PROMPTS), stage=STAGE)
-    own_tiers = (
-        *told.split("vllm:kv_offload_tiering_chunk_queries_total", "tier"),
-        *told.split("vllm:kv_offload_tiering_active_cascade_jobs", "tier"),
-    )
-    secondary = {own: _tier(own) for own in own_tiers if own != PRIMARY}
+    asked = told.split("vllm:kv_offload_tiering_chunk_queries_total", "tier")
+    cascaded = told.split("vllm:kv_offload_tiering_active_cascade_jobs", "tier")
+    secondary = grouped((own for own in asked | cascaded if own != PRIMARY), _tier)
     offloads = told.declares(LOADED)
     if offloads:
         made.tiers["staging"] = "host memory of the connector"
-        for own, tier in secondary.items():
-            made.tiers[tier] = f"{made.tiers[tier]}, {own}" if tier in made.tiers else own
+        made.tiers |= {tier: ", ".join(own) for tier, own in secondary.items()}
         _offloaded(told, made, secondary)
     beyond = one_tier(secondary) or (hints.tier if not offloads else "")
     if beyond and not offloads:
         made.tiers[beyond] = "of a connector that does not tell of itself here"
-    _found(told, made, beyond, staging=offloads, ambiguous=len(set(secondary.values())) > 1)
+    _found(told, made, beyond, staging=offloads, ambiguous=len(secondary) > 1)
     made.put(PREFILL_S, told.total("vllm:request_prefill_time_seconds_sum"))
     made.put(PREFILL_TOKENS, told.total("vllm:request_prefill_kv_computed_tokens_sum"))
     made.unknown += [
@@ -79,7 +70,8 @@ def _found(told: Exposition, made: Mapped, beyond: str, *, staging: bool, ambigu
         made.unknown.append("hits beyond the GPU by tier: none is known (tier in the settings names the only one)")
 
 
-def _offloaded(told: Exposition, made: Mapped, secondary: dict[str, str]) -> None:
+def _offloaded(told: Exposition, made: Mapped, secondary: Mapping[str, Sequence[str]]) -> None:
+    """``secondary``: the connector's own names of its tiers beyond the host, by what they are here."""
     made.moved("staging", told.counted(LOADED), told.counted("vllm:kv_offload_store_bytes_total"))
     made.failed("staging", "write", "no_room", told.counted("vllm:kv_offload_allocation_failure_total"))
     unpromoted = told.counted("vllm:kv_offload_tiering_promotion_allocation_failures_total")
@@ -91,8 +83,7 @@ def _offloaded(told: Exposition, made: Mapped, secondary: dict[str, str]) -> Non
         made.waited(deferred + loads, told.total(FOUND_OUTSIDE))
         if loads:
             made.unknown.append("of how many ranks it sums up the seconds of loads: of several, the wait is too long")
-    for tier in dict.fromkeys(secondary.values()):
-        own = [name for name, where in secondary.items() if where == tier]
+    for tier, own in secondary.items():
         read = _sum(told, "vllm:kv_offload_tiering_read_bytes_total", own)
         made.moved(tier, read, _sum(told, "vllm:kv_offload_tiering_write_bytes_total", own))
         made.failed(tier, "read", "failed", _sum(told, "vllm:kv_offload_tiering_promotion_job_failures_total", own))
@@ -101,5 +92,5 @@ def _offloaded(told: Exposition, made: Mapped, secondary: dict[str, str]) -> Non
         made.put("write_behind_dropped_total", dropped, tier=tier, reason="backpressure")
 
 
-def _sum(told: Exposition, name: str, tiers: list[str]) -> float | None:
-    return sum_of_all(told.counted(name, tier=own) for own in tiers)
+def _sum(told: Exposition, name: str, tiers: Sequence[str]) -> float | None:
+    return sum_known(told.counted(name, tier=own) for own in tiers)
