@@ -255,7 +255,9 @@ def test_a_short_copy_wakes_nobody_and_one_without_a_thread_is_made_alone(monkey
     assert not copier._helper._threads
     with monkeypatch.context() as patch:
         no_more_threads(patch)
-        copies(copier.write, payload(9000))
+        for _ in range(3):
+            copies(copier.write, payload(9000))
+    assert copier._helper._work_queue.empty(), "what was queued for it would stay"
     copies(copier.write, payload(9000))
     (thread,) = copier._helper._threads
     assert thread.is_alive()

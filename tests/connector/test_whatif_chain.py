@@ -109,6 +109,19 @@ def test_what_finds_room_is_a_share_of_what_is_there():
     assert saved[1] == pytest.approx(saved[0] / 2)
 
 
+def test_what_is_not_fetched_takes_no_room():
+    """Three chunks on the disk, and three behind them in a remote that is too dear: there is room for those three."""
+    prompt, saved = list(range(6)), []
+    for landing in (None, 0.75):
+        shape = Shape(4, 3, 100)
+        ghosts = ChainGhosts([shape], rate=1.0, chunk_bytes=1, landing=landing)
+        for chain in (prompt, prompt[:3], [70, 71, 72, 73], prompt):  # others take what DRAM had
+            ghosts.take()
+            ghosts.request(seen(chain), Prices(remote=50.0))
+        saved.append(ghosts.take().seconds[str(shape)])
+    assert saved[0] == pytest.approx(saved[1])
+
+
 @given(chains())
 def test_more_memory_never_costs_more(prompts):
     """LRU keeps what a smaller one kept, so a larger shape has no larger bill."""

@@ -27,11 +27,14 @@ class Copier:
     """Copies for any number of threads; a thread of its own helps with long copies. Thread-safe."""
 
     def __init__(self) -> None:
-        self._helper = ThreadPoolExecutor(1, "tiertune-copy")
+        self._helper: ThreadPoolExecutor | None = _helper()
+        """None: closed."""
 
     def close(self) -> None:
         """Stop helping; copies under way are finished."""
-        self._helper.shutdown(wait=False)
+        helper, self._helper = self._helper, None
+        if helper:
+            helper.shutdown(wait=False)
 
     def write(self, out: Bytes, data: Bytes) -> int:
         """Copy an engine's ``data`` into ``out``, both contiguous uint8 of one shape (n,); returns its `checksum`.
@@ -56,11 +59,14 @@ class Copier:
         """Copy and sum; ``summed`` is ``out`` or ``data``."""
         if out.shape != data.shape:
             raise ValueError(f"{data.shape} does not go into {out.shape}")
-        if len(windows) >= _SHARED_WINDOWS:
+        if len(windows) >= _SHARED_WINDOWS and (helper := self._helper):
             shared = _Shared(out, data, windows, summed, digest)
             try:
-                with suppress(RuntimeError):  # no thread can be had, or none any more: this one copies it all
-                    self._helper.submit(shared.help)
+                try:
+                    helper.submit(shared.help)
+                except RuntimeError:  # no thread can be had, or none any more: this one copies it all
+                    if self._helper is helper:  # what it queued all the same goes with it
+                        self._helper = _helper()
                 shared.finish()
             finally:
                 try:
@@ -72,6 +78,10 @@ class Copier:
         for window in windows:
             np.copyto(out[window], data[window])
             digest.update(summed[window])  # type: ignore[arg-type] # an array is a buffer
+
+
+def _helper() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "tiertune-copy")
 
 
 class PartialCopy:

@@ -266,8 +266,12 @@ class DirectoryTier(OnFiles):
         if self._capacity is not None and size > self._capacity:
             return False  # even if all of them left
         self._find_own()
-        if self._capacity is None:  # whoever keeps the directory small removes the oldest, and tells nobody
-            self._forget_gone(list(islice(self._own, 2)))
+        if self._capacity is None:  # whoever keeps the directory small tells nobody: two are looked for, in turns
+            with self._lock:
+                looked_for = list(islice(self._own, 2))
+                for path in looked_for:
+                    self._own.move_to_end(path)
+            self._forget_gone(looked_for)
         while True:
             with self._lock:
                 if self._capacity is None or self._own_bytes + size <= self._capacity:

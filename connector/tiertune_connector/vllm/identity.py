@@ -140,6 +140,8 @@ def _others_cannot_follow(vllm_config: VllmConfig) -> str:
     """Why what the engine computes does not follow from its files and settings; empty if it does."""
     if exchanges_weights(vllm_config):
         return "a trainer exchanges its weights, or it invents them"
+    if len(_plugged(vllm_config.model_config)) == 1:
+        return "the code of the model's class is in no package"
     # As a load test does; vLLM says itself that outputs are not valid then.
     return "its experts are picked at random" if envs.VLLM_MOE_ROUTING_SIMULATION_STRATEGY else ""
 
