@@ -13,7 +13,7 @@ from tiertune_agent.changes.round import Round
 from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field
 from tiertune_agent.policy.budgets import budgeted
 from tiertune_agent.policy.document import Policy
-from tiertune_agent.records import FLEET, REMOTE, Snapshot, Target
+from tiertune_agent.records import FLEET, REMOTE, Prospect, Snapshot, Target
 from tiertune_agent.remote.split import SPLIT, Managed
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
 from tiertune_agent.tuners.remote_policy import RemotePolicy
@@ -203,16 +203,9 @@ def test_a_managed_remote_is_simulated_at_other_sizes():
     assert alone == [0, 4, 8, 16, 32, 64, 128]
     prospects = {str(shape): 1.0 for shape in shapes}
     tuning = {"tiers": {"dram": {"capacity_bytes": now.dram}, "disk": {"capacity_bytes": 0}}}
-    told = [Costs(prospects)]
+    told = [Prospect("", START, 15.0, 1, prospects)]
     current = Current(REMOTE, tuning, {}, prospects=told, remote_bytes=now.remote)
     assert [shape.remote // GIB for shape in candidates(current)] == alone
-
-
-class Costs:
-    """Only what is read of a prospect to find its shapes."""
-
-    def __init__(self, costs):
-        self.costs = costs
 
 
 def test_a_remote_that_was_emptied_can_come_back():

@@ -70,6 +70,22 @@ def test_another_grid_is_believed_after_half_a_period(minutes, wished):
         assert "no samples of half a period" in found.reason
 
 
+@pytest.mark.parametrize("last", ["busy", "quiet"])
+@pytest.mark.parametrize("told", [{MIDDLE: 0.1, LARGE: 0.1}, {}])
+def test_a_namespace_that_tells_less_is_not_left_out(last, told):
+    """One is simulated too coarsely to tell what none would cost, or anything; the other one alone would do without."""
+    busy, quiet = (
+        [replace(one, namespace=name) for one in prospects(*[costs] * 10)]
+        for name, costs in (("busy", told), ("quiet", {SMALL: 0.1, MIDDLE: 0.1, LARGE: 0.1}))
+    )
+    both = [one for pair in zip(*((quiet, busy) if last == "busy" else (busy, quiet)), strict=True) for one in pair]
+    rent = Rates(gpu_hour=1.0, gib_hour={"dram": 1.0})
+    assert isinstance(answer(quiet, rates=rent), Proposal)
+    assert "dram stays" in answer(both, rates=rent).reason
+    gone = [replace(one, start=one.start - timedelta(hours=1)) for one in busy]
+    assert isinstance(answer(gone + quiet, rates=rent), Proposal), "one that is gone holds nothing up"
+
+
 def test_a_restart_that_took_long_tells_nothing_of_the_time():
     """Between the last sample of the old sizes and the first of the new ones nobody looked."""
     told = prospects(*[OLD_GRID] * 10, *[NEW_GRID] * 70)

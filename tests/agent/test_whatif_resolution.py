@@ -2,13 +2,15 @@
 
 import pytest
 
+from agent.fakes import START
 from agent.whatif_fleet import CHUNK_BYTES, CHUNK_TOKENS, DIGEST, NAMESPACE, Fleet, chain, many
+from tiertune_agent.collector.samples import Answer, Header, Lookups
 from tiertune_agent.collector.sampling import DRAM_KEYS, GHOST_KEYS, LEAST_RATE, MOST_KEYS, wanted_rate
 from tiertune_agent.whatif.fleet import GhostPlan
 from tiertune_connector.keys import Namespace
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.whatif.chain import SampledRequest, Shape
-from tiertune_connector.whatif.sampler import Sampler, hashes
+from tiertune_connector.whatif.sampler import Pick, Sampler, hashes
 
 SMALL = Namespace(model="small", chunk_tokens=CHUNK_TOKENS)
 SMALL_BYTES = CHUNK_BYTES // 500
@@ -98,10 +100,49 @@ def test_a_small_model_beside_it_leaves_a_large_one_its_resolution():
     assert sorted(large, reverse=True) == large, "more DRAM is never dearer"
 
 
+def test_a_hot_set_is_handed_out_for_whoever_is_sampled():
+    """Also where a large model's few chunks need all keys; it takes no key for hot, as it follows each."""
+    fleet, hot = Fleet(), [b"k" * 16]
+    fleet.round()
+    for least, found in ((1.0, ()), (1 / 2, ()), (1 / 4, tuple(hot))):
+        header = Header(
+            boot_id="b", next=0, rate=1.0, hash_seed=0, hot_version=0, dropped=0, behind=0, time_s=0.0,
+            namespaces={"ns": Lookups(requests=9, chunks=9, hot_candidates={hot[0]: 9})},
+        )  # fmt: skip
+        fleet.handout.round(
+            [Answer("a", "http://a", header, [], {}, 0)], START, wanted=1.0, least=least, chunks_per_s=1.0
+        )
+        assert (fleet.handout.current.rate, fleet.handout.current.hot) == (1.0, found)
+    seen = SampledRequest("a", 1, [Pick(0, hot[0], hot=True)])
+    assert [pick.hot for pick in GhostPlan((), Shape(1, 0, 0), 1.0, 1, 1).sampled(seen, 1.0).samples] == [False]
+
+
+def test_an_engine_that_is_away_leaves_its_namespace_its_rate():
+    """After a store's restart only its disk tells of it, for as long as vLLM loads: simulations go on."""
+    fleet = Fleet(dram=16_000, remote=32_000)
+    fleet.round()
+    fleet.told(many(2000, people=300))
+    before, away = fleet.handout.current, [host.snapshot for host in fleet.hosts]
+
+    def without_dram(of):
+        def snapshot(at):
+            told = of(at)
+            told.status["pools"][DIGEST]["disk"] = told.status["pools"][DIGEST].pop("dram")
+            return told
+
+        return snapshot
+
+    for host, of in zip(fleet.hosts, away, strict=True):
+        host.snapshot = without_dram(of)
+    fleet.round()
+    assert fleet.handout.current.rate == before.rate == 1 / 8
+
+
 def test_what_is_too_coarse_to_tell_sizes_apart_is_not_told():
     """A DRAM of 100 chunks beside a remote of ten million would have none in miniature: any size would do as well."""
     fleet = Fleet(dram=100, remote=10_000_000)
     fleet.round()
     fleet.told(many(500, people=50))
     fleet.round()
-    assert fleet.told(many(2000, people=50)) == []
+    (prospect,) = fleet.told(many(2000, people=50))
+    assert (prospect.requests, prospect.costs) == (2000, {})

@@ -21,8 +21,8 @@ SEED = 0
 REFRESH = timedelta(minutes=5)
 GHOST_KEYS = 8192
 """A simulated fleet of the present size follows about this many keys, if there are more."""
-DRAM_KEYS = 32
-"""Of these at least about so many are in a host's DRAM, so that smaller DRAMs still differ from each other."""
+DRAM_KEYS = 64
+"""Of these at least half of so many are in a host's DRAM, so that smaller DRAMs still differ from each other."""
 MOST_KEYS = 8 * GHOST_KEYS
 """Unless the fleet would have to follow more than this for it."""
 SAMPLES_PER_S = 1000.0
@@ -59,18 +59,21 @@ class Handout:
         self._client = client
         self._refreshed = datetime.min.replace(tzinfo=UTC)
 
-    def round(self, answers: Sequence[Answer], at: datetime, *, wanted: float, chunks_per_s: float | None) -> None:
+    def round(
+        self, answers: Sequence[Answer], at: datetime, *, wanted: float, least: float = 1.0, chunks_per_s: float | None
+    ) -> None:
         """Hand out what is due, given the stores' answers.
 
-        ``wanted``: the highest rate that a namespace needs; ``chunks_per_s``: how many chunks the fleet looks up, None:
-        not known yet.
+        ``wanted``, ``least``: the highest and the lowest rate that a namespace needs; ``chunks_per_s``: how many chunks
+        the fleet looks up, None: not known yet.
         """
         if not answers:
             return
         headers = (answer.header for answer in answers)
         told = [(one.hot_version, one.rate) for one in headers if 0 < one.hot_version < NEWEST]
         newest, known = max(told, key=itemgetter(0), default=(0, 0.0))
-        self.current = self._renewed(answers, at, self._rate(wanted, chunks_per_s, known), newest)
+        rate = self._rate(wanted, chunks_per_s, known)
+        self.current = self._renewed(answers, at, rate, newest, hot=rate < 1 or rate >= SLACK * least)
         at_once(self._tell, [answer.url for answer in answers if answer.header.hot_version != self.current.version])
 
     def agrees(self, answer: Answer) -> bool:
@@ -89,21 +92,22 @@ class Handout:
         most = inf if chunks_per_s is None else SLACK
         return before if before and 1 / SLACK < rate / before < most else rate
 
-    def _renewed(self, answers: Sequence[Answer], at: datetime, rate: float, told: int) -> FleetSampling:
+    def _renewed(self, answers: Sequence[Answer], at: datetime, rate: float, told: int, *, hot: bool) -> FleetSampling:
         """The sampling from now on: the current one unless its rate or hot set changes, or a newer one was ``told``.
 
-        That was handed out by another agent, or by this one before a restart.
+        That was handed out by another agent, or by this one before a restart. ``hot``: whether anybody simulates only a
+        part of the keys, and so needs a hot set.
         """
         now = self.current if told <= self.current.version else None
-        fresh = rate == 1 or (now and now.hot and at < self._refreshed + REFRESH)
+        fresh = not hot or (now and now.hot and at < self._refreshed + REFRESH)
         if now and rate == now.rate and fresh:
             return now
-        told_of = [each for answer in answers for each in answer.header.namespaces.values()] if rate < 1 else ()
-        hot = hot_set([namespace.hot_candidates for namespace in told_of], self.current.hot)
+        told_of = [each for answer in answers for each in answer.header.namespaces.values()] if hot else ()
+        keys = hot_set([namespace.hot_candidates for namespace in told_of], self.current.hot)
         self._refreshed = at
-        if now and (rate, set(hot)) == (now.rate, set(now.hot)):
+        if now and (rate, set(keys)) == (now.rate, set(now.hot)):
             return now
-        return FleetSampling(rate, hot, max(told, self.current.version) + 1)
+        return FleetSampling(rate, keys, max(told, self.current.version) + 1)
 
     def _tell(self, url: str) -> None:
         client = self._client(url)

@@ -21,7 +21,10 @@ class GateTuner(OfRemote):
     def evaluate(self, history: Windows, current: Current) -> Answer:
         margin, wanted = read(current.tuning, MARGIN), self.settings.margin
         if margin != wanted:
-            return Proposal(MARGIN, margin, wanted, f"the policy says margin {wanted:g}, the store has {margin}")
+            reason = f"the policy says margin {wanted:g}, the store has {margin}"
+            return Proposal(
+                MARGIN, margin, wanted, reason, {"requests": 0} if current.learned else {}
+            )  # so is the floor
         return self._floor(since_change(history, current), read(current.tuning, FLOOR), current)
 
     def _floor(self, windows: Windows, now: int | None, current: Current) -> Answer:

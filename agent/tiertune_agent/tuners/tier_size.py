@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from itertools import groupby
 from math import ceil, floor, inf, sqrt
 from operator import mul
@@ -149,11 +150,11 @@ def present_shape(current: Current) -> Shape:
 
 
 def candidates(current: Current) -> list[Shape]:
-    """The shapes simulated last that differ from the present one in the target's tier alone.
+    """The shapes simulated last for all namespaces that differ from the present one in the target's tier alone.
 
     If one budget is split: those with the present disk whose DRAM and remote fit into it.
     """
-    known = sorted(simulated(current.prospects[-1])) if current.prospects else []
+    known = _known_of_all(current.prospects)
     if not known:
         return []
     tier, within = current.target.tier, current.budget_bytes
@@ -161,6 +162,16 @@ def candidates(current: Current) -> list[Shape]:
     if within is not None:
         return [s for s in known if s.disk == now.disk and current.hosts * s.dram + s.remote <= within]
     return [shape for shape in known if shape._replace(**{tier: size_of(now, tier)}) == now]
+
+
+def _known_of_all(prospects: Sequence[Prospect]) -> list[Shape]:
+    """What the newest prospects of all present namespaces have costs of: one may be simulated too coarsely for some."""
+    newest = {prospect.namespace: prospect for prospect in prospects}.values()
+    if not newest:
+        return []
+    since = max(prospect.start - timedelta(seconds=prospect.seconds) for prospect in newest)
+    told = [set(simulated(prospect)) for prospect in newest if ended(prospect) >= since]
+    return sorted(set.intersection(*told))
 
 
 def simulated(prospect: Prospect) -> list[Shape]:

@@ -49,6 +49,8 @@ class GhostPlan(NamedTuple):
 
     def sampled(self, seen: SampledRequest, rate: float) -> SampledRequest:
         """What is simulated of what stores sampled at ``rate``, which another namespace may need."""
+        if self.rate == 1 and any(sample.hot for sample in seen.samples):  # it needs none, another one does
+            return seen._replace(samples=[sample._replace(hot=False) for sample in seen.samples])
         if rate == self.rate:
             return seen
         below = threshold(self.rate)
@@ -69,6 +71,8 @@ class _Namespace:
     """When the last prospect was told, in steady seconds; below, all lookups since then, sampled or not."""
     asked: datetime
     """When the last requests came."""
+    wanted: float = 1.0
+    """The rate at which it should be simulated, also while its engines are away."""
     requests: int = 0
     chunks: int = 0
     log: deque[tuple[SampledRequest, Costs]] = field(default_factory=deque)
@@ -168,7 +172,7 @@ class FleetWhatif:
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
         remote = remote_bytes(fleet, self._now.remote if self._now else None)
         now = self._now = median_shape(hosts)._replace(remote=remote)
-        wanted = _wanted(fleet, now)
+        wanted = {name: one.wanted for name, one in self._namespaces.items()} | _wanted(fleet, now)
         self._hand_out(answers, at, wanted)
         now_s = self._steady_s()
         since_s, self._now_s = now_s if self._now_s is None else self._now_s, now_s
@@ -201,7 +205,8 @@ class FleetWhatif:
 
     def _hand_out(self, answers: Sequence[Answer], at: datetime, wanted: Mapping[str, float]) -> None:
         self._pace.add(sum(grown["chunks"] for answer in answers for grown in answer.grown.values()), at)
-        self._handout.round(answers, at, wanted=max(wanted.values(), default=1.0), chunks_per_s=self._pace.per_s)
+        rates = list(wanted.values()) or [1.0]
+        self._handout.round(answers, at, wanted=max(rates), least=min(rates), chunks_per_s=self._pace.per_s)
 
     def _plan(
         self,
@@ -226,9 +231,10 @@ class FleetWhatif:
             rate = before if 1 / SLACK < wanted / before < SLACK else wanted
         plan = GhostPlan(shapes, now, rate, *sizes)
         if known is None:
-            self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), since_s, at)
+            known = self._namespaces[namespace] = _Namespace(plan, _ghosts(plan), since_s, at)
         elif _differs(known.plan, plan):
             known.replan(plan)
+        known.wanted = wanted
 
     def _count(self, answers: Sequence[Answer], at: datetime) -> None:
         """Count all lookups since the last answers."""
@@ -259,12 +265,10 @@ class FleetWhatif:
         # Ratio estimate: the samples give the cost of a chunk, the totals how many chunks a request has.
         scale, plan = known.chunks / requests / bill.chunks, known.plan
         known.forget(now_s)
-        if not plan.tells(plan.now):
-            return None
         costs = {
             name: scale * seconds_
             for name, seconds_ in bill.seconds.items()
-            if plan.tells(Shape.parse(name.removesuffix(PREFIX_ROUTING)))
+            if plan.tells(plan.now) and plan.tells(Shape.parse(name.removesuffix(PREFIX_ROUTING)))
         }
         return Prospect(namespace, at - timedelta(seconds=seconds), seconds, requests, costs)
 
