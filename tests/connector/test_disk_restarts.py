@@ -129,6 +129,33 @@ def test_a_harmed_file_gives_what_is_whole_and_takes_new_chunks(tier, tmp_path, 
     again.close()
 
 
+def test_a_restart_over_a_place_that_cannot_be_read_finds_the_rest(tier, tmp_path, monkeypatch, caplog):
+    """A bad sector under a header: what else fails is no matter of one place, and is told."""
+    keys, real = chain("k", 3), os.pread
+    fill(tier, keys)
+    tier.close()
+
+    def pread(fd, count, offset):
+        if offset == SLOT:
+            raise OSError(number, os.strerror(number))
+        return real(fd, count, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "pread", pread)
+        number, failing = errno.ESTALE, DiskTier(tmp_path)
+        with pytest.raises(OSError, match="Stale"):
+            failing.recover(16 * SLOT, "lru")
+        failing.close()
+        number = errno.EIO
+        again = opened(tmp_path)
+    assert [again.present(A, [key])[1] for key in keys] == [1, 0, 1]
+    assert "1 of 3 chunks cannot be read any more, and are lost" in caplog.text
+    assert write(again, keys[1]) is Outcome.OK
+    assert all(intact(again, key) for key in keys)
+    assert taken(tmp_path) <= 3 * SLOT
+    again.close()
+
+
 def test_damage_that_two_find_at_a_time_is_told_once(tier, tmp_path):
     """As when a chunk of an earlier run is asked for while it is looked at: to one of them it is gone already."""
     write(tier, b"key")

@@ -237,6 +237,29 @@ def test_an_engine_without_a_store_says_why(home, caplog, monkeypatch, there, sa
     assert "recomputed" in line
 
 
+@pytest.mark.parametrize("refusal", ["protocol 1 is not served: this store has 0.0.9", ""])
+def test_once_a_store_that_refused_has_gone_another_is_started(path, monkeypatch, refusal):
+    """After an upgrade the old one is still there. Once: another may refuse for the same reason, for ever."""
+    monkeypatch.setattr(embedded, "ensure", ensure := Mock())
+    monkeypatch.setattr(links, "_RECONNECT_S", 0.01)
+    with ExitStack() as stack:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(path))
+            listening.listen()
+            stores = {"socket": str(path), "store_dram": "4MiB", "connect_timeout": "100ms" if refusal else "30s"}
+            with answering(listening, Welcome("boot", refusal)):
+                client = join(parse(stores), NAMESPACE, chunk_bytes=64, engine="engine")
+                stack.callback(client.close)
+                eventually(lambda: client.boot_id or client.refusal)
+                assert ensure.call_count == 1
+        path.unlink()
+        eventually(lambda: client.failure == "No such file or directory")
+        eventually(lambda: ensure.call_count == (2 if refusal else 1))
+        client.failure = ""
+        eventually(lambda: client.failure)
+    assert ensure.call_args_list == [((path,), {"dram_bytes": DRAM})] * (2 if refusal else 1)
+
+
 @contextmanager
 def answering(listening, welcome):
     """A store that says the same to all who come."""

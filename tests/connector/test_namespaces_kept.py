@@ -102,6 +102,22 @@ def test_an_epoch_of_which_nothing_is_known_is_told(home):
         assert REMARK not in http.post("/v1/flush", {"epoch": OLD.epoch}).headers
 
 
+def test_a_flush_by_epoch_that_leaves_what_it_knows_nothing_of_is_no_success(home):
+    """The state directory is lost, the disk is not: whether these chunks are of that epoch, nobody can say."""
+    stored(home, OLD, 5)
+    (home / "state" / "namespaces.json").unlink()
+    with kept(home) as process, Http(process.address) as http:
+        answer = http.post("/v1/flush", {"epoch": OLD.epoch})
+        told = "chunks are left of which no epoch is known here: flush by namespace (/v1/status tells them)"
+        dropped = {"dram": 0, "disk": 0, "remote": 0}
+        assert (answer.status_code, answer.json()) == (503, {"message": told, "dropped": dropped})
+        assert http.post("/v1/flush", {"epoch": OLD.epoch, "namespace": NEW.digest}).status_code == 200
+        with Engine(process, namespace=NEW):
+            assert http.post("/v1/flush", {"epoch": NEW.epoch}).status_code == 503
+        assert http.post("/v1/flush", {"namespace": OLD.digest}).json()["disk"] == 5
+        assert http.post("/v1/flush", {"epoch": OLD.epoch}).status_code == 200
+
+
 def test_the_status_tells_what_only_the_disk_holds(home):
     """Of which model and epoch it is, too, and metrics have the model's name."""
     stored(home, OLD, 3)

@@ -1,9 +1,12 @@
 """A tuning over restarts: the last one holds, whatever tiers the settings have by then."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from connector.stores import NAMESPACE, Engine, chain, eventually, pool, running, settings
 from tiertune_connector.documents import DocumentError
+from tiertune_connector.serve.server import Server
 
 
 def test_a_restarted_store_has_its_last_tuning(home):
@@ -69,6 +72,23 @@ def test_a_tier_put_into_the_configuration_is_as_in_a_first_tuning(home, caplog)
         off["tiers"]["disk"] = {"capacity_bytes": 0, "write": "off"}
         kept = process.control.put(off, expected_version=3, key="b")
     with running(home, **new) as process:
+        assert process.control.tuning == kept
+
+
+def test_a_start_that_is_refused_changes_nothing(home, monkeypatch):
+    """One edit takes a tier out and has a mistake, or another store has the socket: the edit is taken back."""
+    mistaken = {"url": "redis://localhost:1", "password_file": home / "mistyped"}
+    with running(home, disk="2MiB") as process:
+        document = process.control.tuning.document()
+        document["tiers"]["disk"]["capacity_bytes"] = 1 << 20
+        kept = process.control.put(document, expected_version=1, key="a")
+    with pytest.raises(DocumentError, match="mistyped"), running(home, remote=mistaken):
+        pass
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "start", Mock(side_effect=OSError(98, "Address already in use")))
+        with pytest.raises(OSError, match="in use"), running(home):
+            pass
+    with running(home, disk="2MiB") as process:
         assert process.control.tuning == kept
 
 

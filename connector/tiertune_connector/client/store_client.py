@@ -122,6 +122,8 @@ class StoreClient(StoreLink):
         """Sent with every report of steps; may be replaced, if known only later."""
         self.prefill: Callable[[], PrefillLine | None] = lambda: None
         """What a prefill costs the engine now, sent with every lookup; may be replaced."""
+        self.successor: Callable[[], object] | None = None
+        """Called once, when a store that refused this client has gone; may be replaced, and may wait."""
         hello = Hello(
             PROTOCOL, __version__, uuid.uuid4().hex, engine, stage, namespace, chunk_bytes, chunk_tokens, list(gpus),
             looks=True,
@@ -134,6 +136,15 @@ class StoreClient(StoreLink):
         """End the connection; pending answers resolve with nothing found."""
         super().close()
         self._copier.close()
+
+    def _converse(self) -> None:
+        try:
+            super()._converse()
+        except (ConnectionRefusedError, FileNotFoundError):  # nobody listens
+            if self.refusal and (successor := self.successor) is not None:
+                self.successor = None
+                successor()
+            raise
 
     def lookup(
         self,

@@ -46,6 +46,7 @@ REFUSALS: dict[Any, int] = {
     NotKeptError: 507,
 }
 """Status that answers each."""
+_BY_NAMESPACE = "flush by namespace (/v1/status tells them)"
 _DIGITS = 18
 _LINES = msgspec.json.Encoder()
 
@@ -212,12 +213,17 @@ class Http:
         tenant = bytes.fromhex(what.tenant) if what.tenant else None
         told = await run_in_threadpool(self.server.store.flushes.drop, what.namespace, tenant, what.epoch)
         dropped = {tier: count for tier, (_, count) in told.items()}
-        failed = {tier: outcome for tier, (outcome, _) in told.items() if outcome is not Outcome.OK}
-        if failed:
-            message = "; ".join(f"{tier}: {outcome}, some chunks may be left" for tier, outcome in failed.items())
-            return JSONResponse({"message": message, "dropped": dropped}, status_code=503)
+        left = [
+            f"{tier}: {outcome}, some chunks may be left"
+            for tier, (outcome, _) in told.items()
+            if outcome is not Outcome.OK
+        ]
+        if what.epoch is not None and self.server.store.pools.unknown(what.namespace):
+            left.append(f"chunks are left of which no epoch is known here: {_BY_NAMESPACE}")
+        if left:
+            return JSONResponse({"message": "; ".join(left), "dropped": dropped}, status_code=503)
         if what.epoch is not None and not self.server.store.namespaces.of(what.epoch, what.namespace):
-            remark = f"no namespace of epoch {what.epoch} is known here: flush by namespace (/v1/status tells them)"
+            remark = f"no namespace of epoch {what.epoch} is known here: {_BY_NAMESPACE}"
             return JSONResponse(dropped, headers={REMARK: remark})
         return JSONResponse(dropped)
 

@@ -106,7 +106,7 @@ class StoreProcess:
             self._undo = undo.pop_all()
 
     def _build(self, settings: StoreSettings, wrap_remote: Callable[[Tier], Tier], undo: ExitStack) -> TieredStore:
-        kept, changes = self._state.load()
+        kept, _ = self._state.load()
         had = self._state.tiers()
         new = [tier for tier in settings.slower if had is not None and tier not in had]
         first = settings.first_tuning()
@@ -135,7 +135,6 @@ class StoreProcess:
                 else "a tier or codec has gone, and is off"
             )
             log.warning("%s: the tuning is now at version %d", told, tuning.version)
-            self._state.save(tuning, changes)
         if disk is not None:
             disk.recover(tuning.tiers.disk.capacity_bytes, tuning.defaults.eviction)
             lanes["disk"] = Lane(disk, self.counters, self._clock, patience_s=_OPEN_DISK_S, hung_s=HUNG_S)
@@ -178,6 +177,7 @@ class StoreProcess:
         except RuntimeError as error:
             raise StartError(f"{error}: not all threads can be had") from error
         self._state.note("http", self.address + "\n")
+        self.control.keep()  # not before: a start that is refused, for another mistake in the settings, changes nothing
         self._state.save_tiers(self._tiers)
         self._served = True
         log.info("store %s serves on %s, HTTP on %s", self.name, self.server.path, self.address)

@@ -18,6 +18,7 @@ from tiertune_connector.units import format_size
 _PATIENCE_S = 1.0
 """Wait for an earlier change to be kept: agents give up an answer after three."""
 UNTIL = ", until the store is started anew"
+UNCHANGED = "nothing was changed"
 
 
 class VersionConflictError(Exception):
@@ -41,8 +42,8 @@ class Control:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        _, self._changes = self.state.load()
-        self._kept: Tuning | None = self.tuning
+        kept, self._changes = self.state.load()
+        self._kept: Tuning | None = kept or self.tuning  # the settings count until the first change
         """What a restart has; None: nobody knows."""
         self._commanded: bool | None = None
         """The last bypass since a change began."""
@@ -60,7 +61,7 @@ class Control:
         """
         body = body_digest(document)
         change = f"{expected_version} {body}"
-        with self._alone("nothing was changed"):
+        with self._alone(UNCHANGED):
             with self.store.dram.lock:  # a bypass shows in the version from then on, or is in time to be seen
                 self._commanded = None
             if key in self._changes:
@@ -78,10 +79,16 @@ class Control:
             check(self.store, tuning)
             check_sizes(self.store, tuning, self.tuning)
             changes = latest(self._changes | {key: change})
-            self._keep(tuning, changes, "nothing was changed")
+            self._keep(tuning, changes, UNCHANGED)
             self._changes = changes
             self._apply(tuning)
             return tuning
+
+    def keep(self) -> None:
+        """Have a restart find the tuning in force, which new settings may have changed; NotKeptError."""
+        with self._alone(UNCHANGED):
+            if self.tuning != self._kept:
+                self._keep(self.tuning, self._changes, UNCHANGED)
 
     def bypass(self, *, on: bool) -> Tuning:
         """Answer miss to everything, or serve again, at once; NotKeptError if a restart would forget that."""

@@ -55,6 +55,15 @@ class Pools(Reach):
         if outcome is not Outcome.OK:
             self.counters.add("tier_errors_total", ("disk", "attach", outcome.value))
 
+    def unknown(self, namespace: str | None = None) -> list[str]:
+        """Namespaces with chunks of which nothing else is known, or of these only the named one."""
+        return [
+            digest
+            for medium in self.local.values()
+            for digest, held in list(medium.pools.items())
+            if namespace in (None, digest) and len(held.pool) and self.namespaces.served(digest) is None
+        ]
+
     def settle(self) -> bool:
         """Take one bounded step towards the tuning, except on disk; True while more is to do.
 

@@ -7,6 +7,8 @@ The header's page is written whole, with zeros behind it: of one that is written
 rest, unless it has it cached; of a large disk it has little.
 """
 
+import errno
+import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import Executor
@@ -18,6 +20,8 @@ from tiertune_connector.tiers.base import Came
 from tiertune_connector.tiers.direct import PayloadFile, pwrite_all
 from tiertune_connector.tiers.linux import punch_hole
 from tiertune_connector.tiers.segment import PAGE
+
+log = logging.getLogger(__name__)
 
 
 class Slab(PayloadFile):
@@ -32,9 +36,18 @@ class Slab(PayloadFile):
         self.stride = PAGE + -(-chunk_bytes // PAGE) * PAGE
 
     def headers(self) -> Iterator[Header | None]:
-        """Each slot's header; None: it has no chunk of ours. OSError."""
-        slots = -(-os.fstat(self.fd).st_size // self.stride)  # the last payload may end within its pages
-        return map(self._header, range(slots))
+        """Each slot's header; None: it has no chunk of ours, or cannot be read any more. OSError."""
+        slots, unreadable = -(-os.fstat(self.fd).st_size // self.stride), 0  # the last may end within its pages
+        for slot in range(slots):
+            try:
+                yield self._header(slot)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                unreadable += 1
+                yield None
+        if unreadable:
+            log.warning("%s: %d of %d chunks cannot be read any more, and are lost", self.path, unreadable, slots)
 
     def write(self, slot: int, header: Header, payload: memoryview) -> None:
         """Fill a slot; OSError."""

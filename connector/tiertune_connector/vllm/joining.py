@@ -1,6 +1,7 @@
 """How an engine joins its host's store: it connects, and starts one if none listens. Imports no vLLM."""
 
 import logging
+from functools import partial
 from pathlib import Path
 
 from tiertune_connector.client.store_client import StoreClient
@@ -24,7 +25,10 @@ def join(settings: EngineSettings, namespace: Namespace, *, chunk_bytes: int, en
         stage=settings.stage,
         owner=embedded.owner(path),
     )
-    embedded.ensure(path, dram_bytes=settings.store_dram)
+    ensure = partial(embedded.ensure, path, dram_bytes=settings.store_dram)
+    ensure()
+    if settings.store_dram > 0:  # an embedded store of another version may still be there, and ends without clients
+        client.successor = ensure
     if not client.connect(timeout_s=settings.connect_timeout):
         why = client.refusal or client.failure or f"none answers within {settings.connect_timeout:g} s"
         logger.warning("TierTune: no store at %s (%s); prompts are recomputed until there is one", settings.socket, why)
