@@ -18,7 +18,7 @@ Read = TypeVar("Read")
 
 
 class Bearer(httpx.Auth):
-    """The token in a file, read again when it is refused: a token may be changed in place."""
+    """The token in a file, read again when it is refused, or its role is too low: it may be changed in place."""
 
     def __init__(self, path: Path) -> None:
         """DocumentError where the file cannot be read or is empty."""
@@ -30,7 +30,7 @@ class Bearer(httpx.Auth):
         shown = self._token
         request.headers["Authorization"] = f"Bearer {shown}"
         answer = yield request
-        if answer.status_code == httpx.codes.UNAUTHORIZED:
+        if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             with suppress(DocumentError):
                 self._token = _token(self.path)
             if self._token != shown:

@@ -59,6 +59,16 @@ def test_another_version_expires_the_decision(actuator, store):
     assert store.puts == []
 
 
+def test_another_value_of_the_same_version_expires_the_decision(actuator, store):
+    """A store that was never tuned began anew with other settings, and with version 1 again: they stand."""
+    field = "tiers.dram.capacity_bytes"
+    store.tuning = replaced(store.tuning, field, 128)
+    outcome = actuator.apply(replace(DECISION, field=field, before=64, after=96))
+    assert outcome.state == "expired"
+    assert f"{field} is 128" in outcome.reason
+    assert (read(store.tuning, field), store.puts) == (128, [])
+
+
 def test_a_change_between_reading_and_writing_expires_the_decision(actuator, store):
     """412: somebody was faster by a moment; theirs stands."""
 

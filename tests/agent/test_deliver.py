@@ -215,6 +215,57 @@ def test_a_bypass_of_all_holds_for_those_to_come(agents, clock, listed):
     assert agent.history.wishes.of(["fleet"]) == {}
 
 
+@pytest.mark.parametrize("heard", [True, False], ids=["seen bypassed", "not seen since it was told"])
+def test_a_store_that_lost_its_state_hears_of_a_bypass_of_all_again(agents, store, clock, heard):
+    """It begins anew under its name, as a host does that was installed again: it is new, and that it is on holds."""
+    agent, before = agents(), store.tuning
+    agent.tick()
+
+    def lose():
+        store.restart()
+        store.tuning, store.bypass = before, False
+        pass_windows(agent, store, clock, 2, tick=True)
+
+    agent.operators.bypass(CALLER, True, None)
+    if heard:
+        pass_windows(agent, store, clock, tick=True)
+    lose()
+    assert store.bypass
+    agent.operators.bypass(CALLER, False, None)
+    lose()
+    assert not store.bypass
+
+
+def test_a_bypass_of_one_store_is_not_for_who_lost_its_state(agents, store, clock):
+    """That was told to the store that is gone."""
+    agent, before = agents(), store.tuning
+    agent.tick()
+    agent.operators.bypass(CALLER, True, "host-a")
+    pass_windows(agent, store, clock, tick=True)
+    store.restart()
+    store.tuning, store.bypass = before, False
+    pass_windows(agent, store, clock, 2, tick=True)
+    assert not store.bypass
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_bypass_that_was_lifted_at_a_store_is_for_no_new_one(agents, clock, listed, restarted):
+    """It is lifted there past the agent, as while none runs; the store keeps that, also over a restart."""
+    there, new = stores = [FakeStore(clock, name) for name in ("there", "new")]
+    agent = agents(*stores, stores=(), stores_file=listed("there"))
+    agent.tick()
+    agent.operators.bypass(CALLER, True, None)
+    pass_windows(agent, there, clock, tick=True)
+    there.post_bypass(httpx.Request("POST", "http://there:7410/v1/bypass", json={"on": False}))
+    if restarted:
+        there.restart()
+    pass_windows(agent, there, clock, tick=True)
+    listed("there", "new")
+    pass_windows(agent, stores, clock, 2, tick=True)
+    assert (there.bypass, new.bypass) == (False, False)
+    assert agent.history.wishes.of(["fleet"]) == {}
+
+
 @pytest.mark.parametrize("on", [True, False])
 def test_a_store_that_is_met_while_all_are_bypassed_hears_of_it(agents, clock, listed, on):
     """It is listed, and answers for the first time, after the command began, and before it is known to be for all."""

@@ -60,6 +60,21 @@ def test_a_command_past_the_agent_has_its_row_once(agents, window, write):
     assert [row["what"] for row in second.history.journal.audited()] == ["flush", "bypass"]
 
 
+def test_a_store_with_another_name_has_no_second_row(agents, store, window, write):
+    """It got one in its settings: what it was commanded before keeps the row that it has."""
+    write()
+    agent = agents()
+    window(agent)
+    store.name = "host-a-again"
+    store.restart()
+    window(agent)
+    assert agent.history.journal.audited() == [ROW]
+    write(what="flush", detail={})
+    window(agent)
+    newest, first = agent.history.journal.audited()
+    assert (newest["from"], first) == ("store host-a-again, 10.0.0.9", ROW)
+
+
 def test_what_the_agent_did_has_no_second_row(agents, window, write):
     """It calls itself so."""
     write(client=AGENT)

@@ -12,6 +12,7 @@ from agent.fakes import Clock
 from agent.test_actuator import DECISION
 from connector.stores import Http, counted, eventually, running
 from tiertune_agent.changes.operators import Caller
+from tiertune_agent.fields import read
 from tiertune_agent.run import utc_now
 from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.keys import Namespace, tenant_digest
@@ -125,8 +126,8 @@ def test_metrics_of_the_agent_name_no_tenant(process, agent, player):
 
 def test_the_stores_refusal_is_the_reason(agent):
     """422 from the real store: the decision fails with the store's own words."""
-    version = agent.history.stores()[0].tuning["version"]
-    wrong = replace(DECISION, field="tiers.dram.capacity_bytes", after=-1, expected_version=version)
+    tuning, field = agent.history.stores()[0].tuning, "tiers.dram.capacity_bytes"
+    wrong = replace(DECISION, field=field, before=read(tuning, field), after=-1, expected_version=tuning["version"])
     outcome = agent.changes._actuator.apply(wrong)
     assert outcome.state == "failed"
     assert outcome.reason.startswith("the store refused: tiers.dram.capacity_bytes: ")

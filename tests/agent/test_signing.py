@@ -189,17 +189,18 @@ def test_on_loopback_reading_stays_free(agents, tokens):
 # -- what the agent and the command line show
 
 
-def test_a_token_that_was_changed_in_place_is_read_again(tmp_path):
-    """A refused call is made once more with what the file has now, and not again with what it had."""
+@pytest.mark.parametrize("refusal", [401, 403])
+def test_a_token_that_was_changed_in_place_is_read_again(tmp_path, refusal):
+    """A refused call is made once more with what the file has now, also where only the old one's role was too low."""
     path, shown = tmp_path / "token", []
 
     def answer(request):
         shown.append(request.headers["authorization"].removeprefix("Bearer "))
-        return httpx.Response(200 if shown[-1] == "new" else 401)
+        return httpx.Response(200 if shown[-1] == "new" else refusal)
 
     path.write_text("old\n")
     with httpx.Client(auth=Bearer(path), transport=httpx.MockTransport(answer), base_url="http://a") as http:
-        assert http.get("/").status_code == 401
+        assert http.get("/").status_code == refusal
         path.write_text("new\n")
         assert http.get("/").status_code == 200
         assert http.get("/").status_code == 200

@@ -99,7 +99,10 @@ class Actuator:
             return ChangeResult(State.EXPIRED, f"{decision.field} has changed since: it is {found}", version)
         if late:
             return ChangeResult(State.EXPIRED, late, version)
-        if making and (found != decision.before if expected is None else version != expected):
+        other = found != decision.before
+        if expected is not None:  # one never tuned has version 1 after each start, whatever its settings say by then
+            other = version != expected or found not in (None, decision.before)
+        if making and other:
             return _meanwhile(decision, tuning)
         return self._put(client, decision, tuning, state)
 

@@ -105,20 +105,28 @@ class Journal(OfHistory):
             row.detail = {**row.detail, "refused": why}
 
     def audit_once(self, entries: Collection[Entry]) -> None:
-        """Write entries that came late; one that has its row already gets no second one."""
+        """Write entries that came late; one that has its row already gets no second one.
+
+        Also not if its store was called otherwise then.
+        """
         new = {entry[:4]: entry for entry in entries}
         query = select(AuditRow.at, AuditRow.who, AuditRow.source, AuditRow.what).where(
-            AuditRow.source.in_({entry.source for entry in entries}), AuditRow.at >= min(entry.at for entry in entries)
+            AuditRow.source.startswith("store "), AuditRow.at >= min(entry.at for entry in entries)
         )
         with self._session() as session:
-            for at, who, source, what in session.execute(query):
-                new.pop((at, who, source, what), None)
-            session.add_all(AuditRow(**entry._asdict()) for entry in new.values())
+            known = {_nameless(*row) for row in session.execute(query)}
+            rows = (AuditRow(**entry._asdict()) for told, entry in new.items() if _nameless(*told) not in known)
+            session.add_all(rows)
 
     def audited(self, limit: int = 100) -> list[JsonDict]:
         """Newest first."""
         query = select(AuditRow).order_by(AuditRow.at.desc(), AuditRow.id.desc()).limit(limit)
         return [{"from": row.source, **row.told("at", "who", "what", "detail")} for row in self._all(query)]
+
+
+def _nameless(at: datetime, who: str, source: str, what: str) -> tuple[datetime, str, str, str]:
+    """What identifies a command, whatever its store is called: ``source`` ends with who called it."""
+    return at, who, source.rpartition(", ")[2], what
 
 
 def _in_force(now: datetime) -> Any:  # noqa: ANN401 (a Select)

@@ -216,6 +216,7 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
     columns = (StoreRow.name, StoreRow.summed_until, StoreRow.candidates)
     known = {row.name: row for row in session.execute(select(*columns).where(StoreRow.name.in_(names)))}
     bypassed = session.get(WishRow, FLEET) and True
+    served = _served_again(session, snapshots) if bypassed else {}
     new, old = list[dict[str, Any]](), list[dict[str, Any]]()
     for one in snapshots:
         row = known.get(cut(one.store))
@@ -243,6 +244,8 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
     for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
         if rows:
             session.execute(statement, rows)
+    if served:
+        _hold_or_lift(session, served)
     if former:  # their rows are locked by now: what was wished of them meanwhile is read here
         left = session.scalars(select(StoreRow).where(StoreRow.name.in_(former))).all()
         for gone in sorted(left, key=lambda row: former[row.name]):  # all lock wishes by address, after stores
@@ -250,3 +253,24 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
                 _keep(session, former[gone.name], on=gone.pending_bypass)
                 gone.pending_bypass = None
     return {name: row.summed_until for name, row in known.items()}
+
+
+def _served_again(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, bool]:
+    """Stores that were bypassed when they last answered, and are not any more; whether somebody lifted that there.
+
+    Lifting it makes a later version; a store that lost its state begins with the first one.
+    """
+    found = {cut(one.store): one.tuning for one in snapshots if one.tuning.get("bypass") is False}
+    known = session.execute(select(StoreRow.name, StoreRow.tuning).where(StoreRow.name.in_(found)))
+    return {name: found[name].get("version", 0) > was.get("version", 0) for name, was in known if was.get("bypass")}
+
+
+def _hold_or_lift(session: Session, served: Mapping[str, bool]) -> None:
+    """All were bypassed: who lost its state hears it as a new one does; lifted by hand, it holds for no new one."""
+    fleet = select(WishRow).filter_by(url=FLEET)
+    lost = sorted(name for name, lifted in served.items() if not lifted)
+    for name in lost:  # if it still is wished: their rows are locked by now
+        held = update(StoreRow).where(StoreRow.name == name, fleet.exists()).values(pending_bypass=True)
+        altered(session, held)
+    if len(lost) < len(served):
+        altered(session, delete(WishRow).filter_by(url=FLEET))
