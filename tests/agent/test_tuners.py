@@ -40,6 +40,15 @@ def test_gate_settings_follow_the_policy():
     assert isinstance(tuner.evaluate([], same), NoChange)
 
 
+def test_a_new_margin_does_not_unlearn_a_floor():
+    """The floor that short fetches taught stays its day, though the gate's last change was the margin's."""
+    remote, target = {"margin": 1.1, "min_fetch_tokens": 4096}, Target("host-a", "remote")
+    tuner = GateTuner(RemoteFetchSettings(margin=1.3))
+    for learned in (False, True):
+        answer = proposal(tuner.evaluate([], Current(target, {"tiers": {"remote": remote}}, {}, learned=learned)))
+        assert (answer.field, "requests" in answer.evidence) == ("tiers.remote.margin", learned)
+
+
 def test_what_only_a_disk_remembers_is_not_served():
     """Nothing is tuned for engines that have not come since the store was started."""
     served, left = {"model": "llama", "dram": {}, "disk": {}}, {"model": "qwen", "disk": {}}
