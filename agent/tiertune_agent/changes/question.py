@@ -147,7 +147,7 @@ class Question:
         now, watched = self.now(), self.survey.watched(self.target)
         return Recent(
             now=now,
-            frozen=self.frozen() or frozen_by(self._rule, now),
+            frozen=(self.frozen() or frozen_by(self._rule, now)) if self.rules.mode == "auto" else "",
             soaking=f"decision {watched.id} ({watched.field})" if watched else "",
             last=self._last,
             undone=self.survey.undone(self.target),
