@@ -1,6 +1,6 @@
 """A decision's figures side by side: before it, promised by it, after it, and without it on the same requests. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -99,10 +99,19 @@ def _promise(decision: Decision, kind: str) -> tuple[float | None, float | None]
         told = next((one for one in rivals if one.get("algorithm") == decision.after), None)
         return (1 - float(told["present"]), 1 - float(told["hits"])) if told else (None, None)
     if kind == "fetch":
-        windows = [Evidence(**window) for window in evidence.get("windows") or ()]
-        if fetched := [1 - window.gain_s / window.recompute_s for window in windows if window.recompute_s > 0]:
+        fetched = list(_fetched(evidence.get("windows") or ()))
+        if fetched:
             return (fmean(fetched), 1.0) if decision.after == "off" else (1.0, fmean(fetched))
     return None, None
+
+
+def _fetched(windows: Sequence[Json]) -> Iterator[float]:
+    """Cost of fetching in each window, recomputing being 1: by outcomes if there are any, else as predicted."""
+    for window in windows:
+        told = (window.get(name) or 0.0 for name in ("fetch_s", "recompute_s", "saved_s", "lost_s"))
+        seen = Evidence("", 0, *told)
+        if seen.recompute_s > 0:
+            yield 1 - seen.gain_s / seen.recompute_s
 
 
 def _change(old: float, new: float, doubt: float) -> str:
