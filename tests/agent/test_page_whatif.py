@@ -245,6 +245,14 @@ class TestCompared:
         told = compared(wish(history, "eviction", POOL, ARC, evidence={"rivals": rivals}), [])
         assert (told.before, told.promised) == (pytest.approx(0.7), pytest.approx(0.6))
 
+    def test_a_switch_promises_by_what_was_asked(self, history):
+        """A window of one request counts as little as in the verdict: 101 s of recomputing, or 52 of fetching."""
+        switch = ("tiers.remote.fetch", "on", "off")
+        busy, quiet = {"recompute_s": 100.0, "fetch_s": 50.0}, {"recompute_s": 1.0, "fetch_s": 2.0}
+        wished = wish(history, "remote_fetch", Target("host-a", "remote"), switch, evidence={"windows": [busy, quiet]})
+        told = compared(wished, [])
+        assert (told.before, told.promised) == (pytest.approx(52 / 101), 1.0)
+
 
 @pytest.fixture(params=[False, True])
 def advisory(request, policy_file, monkeypatch):

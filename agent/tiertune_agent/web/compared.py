@@ -1,8 +1,7 @@
 """A decision's figures side by side: before it, promised by it, after it, and without it on the same requests. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from tiertune_agent.fields import Json
 from tiertune_agent.records import UNJUDGED, Decision, State
@@ -99,19 +98,17 @@ def _promise(decision: Decision, kind: str) -> tuple[float | None, float | None]
         told = next((one for one in rivals if one.get("algorithm") == decision.after), None)
         return (1 - float(told["present"]), 1 - float(told["hits"])) if told else (None, None)
     if kind == "fetch":
-        fetched = list(_fetched(evidence.get("windows") or ()))
-        if fetched:
-            return (fmean(fetched), 1.0) if decision.after == "off" else (1.0, fmean(fetched))
+        seen = [_seen(window) for window in evidence.get("windows") or ()]
+        recompute_s = sum(one.recompute_s for one in seen)
+        if recompute_s > 0:
+            fetched = 1 - sum(one.gain_s for one in seen) / recompute_s
+            return (fetched, 1.0) if decision.after == "off" else (1.0, fetched)
     return None, None
 
 
-def _fetched(windows: Sequence[Json]) -> Iterator[float]:
-    """Cost of fetching in each window, recomputing being 1: by outcomes if there are any, else as predicted."""
-    for window in windows:
-        told = (window.get(name) or 0.0 for name in ("fetch_s", "recompute_s", "saved_s", "lost_s"))
-        seen = Evidence("", 0, *told)
-        if seen.recompute_s > 0:
-            yield 1 - seen.gain_s / seen.recompute_s
+def _seen(window: Json) -> Evidence:
+    told = (window.get(name) or 0.0 for name in ("fetch_s", "recompute_s", "saved_s", "lost_s"))
+    return Evidence("", 0, *told)
 
 
 def _change(old: float, new: float, doubt: float) -> str:
