@@ -1,6 +1,7 @@
 """The documentation is true: links lead somewhere, commands exist, settings are valid, outputs are what is printed."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -20,6 +21,7 @@ from tiertune_agent.replay.scenario import MODELS, Scenario
 from tiertune_agent.settings import AgentSettings
 from tiertune_connector.catalogue import LABELS, METRICS, PREFIX, SECONDS_BUCKETS
 from tiertune_connector.documents import DocumentError, parse_yaml
+from tiertune_connector.keys import tenant_digest
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.vllm.settings import PASSED_ON, parse
 from tiertune_connector.vllm.stats import METRICS as ENGINE_METRICS
@@ -280,6 +282,17 @@ def test_every_variable_of_the_environment_is_told():
     code = [*ROOT.glob("agent/**/*.py"), *ROOT.glob("connector/**/*.py")]
     read = {name for path in code for name in re.findall(r'"(TIERTUNE_[A-Z_]+)"', path.read_text())}
     assert read == set(re.findall(r"`(TIERTUNE_\w+)`", (REFERENCE / "settings.md").read_text()))
+
+
+@pytest.mark.parametrize("key", ["fleet " * 20, None])
+def test_a_tenants_digest_is_computed_as_engines_do(key):
+    """Quotas and `flush --tenant` want it, and nobody else tells it. Also with a key longer than is used, or none."""
+    (block,) = (block for block in blocks(REFERENCE / "tuning.md") if "hashlib" in block.text)
+    set_to = {"SALT": "ü salt", "TIERTUNE_TENANT_KEY": key}
+    named = " ".join(f"{name}={shlex.quote(value)}" for name, value in set_to.items() if value)
+    script = block.text.replace("SALT=... TIERTUNE_TENANT_KEY=...", named)
+    told = subprocess.check_output(["sh", "-ec", script], text=True, env={"PATH": os.environ["PATH"]})
+    assert told.strip() == tenant_digest("ü salt", os.fsencode(key or "")).hex()
 
 
 def test_every_label_is_explained():

@@ -139,6 +139,21 @@ class TestGathering:
             assert names(asked) == set()
             assert any("it asks for a token" in why and mend in why for why in asked.unknown)
 
+    def test_a_store_that_told_all_at_one_address_is_checked(self, look, rounds, store):
+        """At that of the agent's list it wants a token, which is not shown there, or cannot be reached from here."""
+        rounds(2)
+        whole = store.get_status
+
+        def from_outside(request):
+            if request.url.host == "127.0.0.1":
+                return whole(request)
+            return httpx.Response(401, json={"message": "no"})
+
+        store.get_status = from_outside
+        facts = look(agent=AGENT, stores={"http://127.0.0.1:7410": ""})
+        assert [one.name for one in facts.answering] == ["host-a"]
+        assert not any(why.startswith("host-a") for why in facts.unknown)
+
     def test_who_signed_a_stores_certificate_is_no_secret(self, monkeypatch):
         """A store that only the agent names is believed by the authorities of the command line, without its token."""
         shown = []

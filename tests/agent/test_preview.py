@@ -185,12 +185,23 @@ def test_labels_cannot_write_into_the_page(kind):
 # -- the command
 
 
-@pytest.mark.parametrize("body", ["<html>", "[]", '{"status": "error", "error": "why"}'])
-def test_what_is_no_prometheus_is_told(body):
-    """Another server on that port is an error with its address or its reason."""
-    source = Prometheus("http://other", httpx.MockTransport(lambda _: httpx.Response(200, text=body)))
-    with pytest.raises(CallError):
+@pytest.mark.parametrize(
+    ("code", "body", "why"),
+    [
+        (200, "<html>", "what answers at http://other is no Prometheus"),
+        (200, "[]", "what answers at http://other is no Prometheus"),
+        (200, '{"status": "success"}', "what answers at http://other is no Prometheus"),
+        (404, '{"detail": "Not Found"}', "no Prometheus answers at http://other: it answers 404 Not Found"),
+        (200, '{"status": "error", "error": "why"}', "why"),
+        (400, '{"status": "error", "error": "why"}', "why"),
+    ],
+)
+def test_what_is_no_prometheus_is_told(code, body, why):
+    """Another server on that port, as an agent, is an error with its address; a Prometheus's own has its reason."""
+    source = Prometheus("http://other", httpx.MockTransport(lambda _: httpx.Response(code, text=body)))
+    with pytest.raises(CallError) as failed:
         source.scrape_s()
+    assert str(failed.value) == why
 
 
 @pytest.mark.parametrize(

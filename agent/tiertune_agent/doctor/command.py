@@ -160,7 +160,8 @@ def _unknown(facts: AllFacts) -> Iterator[str]:
         yield "staging, hash algorithm, lost chunks: no engine is named (--engine)"
     if not facts.servers:
         yield "bound and eviction of the remote: no --config names a Redis"
+    answering = {store.name for store in facts.answering}  # one may have told all at another of its addresses
     for store in facts.stores:
-        if store.closed or (store.heard and not store.answers):
+        if store.name not in answering and (store.closed or (store.heard and not store.answers)):
             heard = "; the agent hears it" if store.heard else ""
             yield f"{store.name}: what it tells by itself: {store.problem}{heard}"

@@ -64,9 +64,11 @@ class Prometheus:
         with calling("Prometheus", self._url):
             answer = asked_whole(self._http, "GET", f"/api/v1/{path}", params=parameters)
             document = json_of(answer)
-        if not isinstance(document, dict) or document.get("status") != "success":
-            told = document.get("error") if isinstance(document, dict) else None
-            raise QueryError(told or f"status {answer.status_code}")
+            if not isinstance(document, dict) or document.keys().isdisjoint(("data", "error")):
+                answer.raise_for_status()
+                raise ValueError("no answer of a Prometheus")
+        if "error" in document:
+            raise QueryError(str(document["error"]))
         return document["data"]
 
 
