@@ -112,6 +112,8 @@ class Rank:
         """By request and group the block of its table that the state is in, and how many behind it for drafts."""
         self.failed: set[str] = set()
         """Requests that another connector has failed: what they compute in this step is nothing."""
+        self.faulty = False
+        """Whether all requests fail so."""
         self.encoded = 0
         """Images and the like."""
         self._media: dict[str, list[MultiModalFeatureSpec]] = {}
@@ -156,7 +158,9 @@ class Rank:
             self.pages[each.dst_block_id] = self.pages[each.src_block_id]
         spans = self._spans(output)
         self._encode(output)
-        self.failed = {name for name, first in spans.items() if bad and not bad.isdisjoint(self._blocks(name, first))}
+        self.failed = {
+            name for name, first in spans.items() if self.faulty or not bad.isdisjoint(self._blocks(name, first))
+        }
         for name, first in spans.items():
             self._carry_states(name, first, first + output.num_scheduled_tokens[name])
         tokens = {}

@@ -13,7 +13,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWind
 from connector.stores import eventually
 from e2e.vllm_model import planned
 from engine import beside
-from engine.conftest import BLOCK, on
+from engine.conftest import BLOCK, PATIENCE_S, on
 from engine.played import Played, alone
 from engine.rank import answer
 from engine.scheduler import tokens
@@ -382,6 +382,28 @@ def test_what_is_computed_over_an_exchange_is_staged_no_more(played):
         engine.run()
         assert engine.loaded - before == found
     assert engine.knows_nothing()
+
+
+@pytest.mark.parametrize("computed", [0, 256])
+def test_what_a_faulty_step_was_to_compute_nobody_finds(played, computed):
+    """vLLM goes on (`enable_fault_tolerance`): it takes it for computed, and does not hear which copies have ended."""
+    one, other = played(whole, 64), played(whole, 64)
+    prompt = tokens(500, seed=3)
+    request = one.add("faulty", prompt)
+    one.tier._requests["faulty"].ask.reply.result(PATIENCE_S)
+    while request.num_computed_tokens < computed:
+        one.step()
+    one.drain()
+    one.fault()
+    one.run()
+    assert one.knows_nothing()
+
+    assert one.scheduler.reset_prefix_cache(), "it still has that step's blocks"
+    for engine in (other, one):
+        engine.add("again", prompt)
+        engine.run()
+        assert engine.answers["again"] == answer(prompt, 8)
+        assert engine.loaded == 0
 
 
 def test_a_reset_right_after_another(played):

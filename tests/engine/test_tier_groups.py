@@ -1,10 +1,11 @@
 """The scheduler's side where layers are in groups: full attention and sliding windows."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
-from vllm.v1.kv_cache_interface import SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from e2e.vllm_model import HEADS, KV_HEADS, LAYERS, WIDTH
 from engine.conftest import BLOCK, full_attention
@@ -34,6 +35,14 @@ def mostly_full():
     return layers | {name: full_attention() for name in list(layers)[:-1]}
 
 
+def long_windows():
+    """The same where vLLM makes a windowed layer's blocks twice as long, as its tokens take half the bytes."""
+    return {
+        name: replace(spec, num_kv_heads=2 * KV_HEADS) if isinstance(spec, FullAttentionSpec) else spec
+        for name, spec in hybrid().items()
+    }
+
+
 def all_sliding():
     """All layers with a window: one group."""
     layers = hybrid()
@@ -50,6 +59,20 @@ def test_all_groups_chunks_need_room_in_dram(engines, store, remote, layers, chu
     counts = gated(second)
     assert counts["loads_total", ("remote", "won")] == 1
     assert ("loads_total", ("remote", "failed")) not in counts
+
+
+@pytest.mark.parametrize(("length", "chunks", "found"), [(64, 0, 0), (127, 0, 0), (200, 2, 128), (300, 4, 256)])
+def test_nothing_is_fetched_behind_the_last_whole_chunk_of_any_group(engines, length, chunks, found):
+    """vLLM would not take it: of the chunks of 64 tokens no more are looked up than the windows' of 128 allow."""
+    first, second = engines(layers=long_windows, chunk_tokens=128), engines(layers=long_windows, chunk_tokens=128)
+    assert [group.chunk_tokens for group in second.tier._groups] == [64, 128]
+    prompt = tokens(length)
+    first.computes("a", prompt)
+    asked = second.request("b", prompt)
+    ask = second.ask("b")
+    assert len(ask.chain if ask else []) == chunks
+    assert second.matched(asked) == found
+    assert not any(second.staged(asked)[0][chunks:])
 
 
 def test_each_full_groups_chunks_are_handled(engines):

@@ -137,6 +137,17 @@ class Engine:
                 " with no other",
                 method,
             )
+        self._part()
+
+    def faulted(self) -> None:
+        """A step failed, and vLLM means to go on (`enable_fault_tolerance`), with all requests aborted.
+
+        It takes for computed what that step was to compute, and never hears which copies the step ended.
+        """
+        logger.warning("TierTune: this engine had a fault: until it is started again it shares chunks with no other")
+        self._part()
+
+    def _part(self) -> None:
         self.exchanges_weights = True
         self._exchanged()
 
@@ -220,14 +231,15 @@ _hearing = WeakSet[Engine]()
 
 @cache
 def _listen() -> None:
-    """Have engines hear of an adapter when it is loaded, and of other weights.
+    """Have engines hear of an adapter when it is loaded, of other weights, and of faults.
 
     vLLM loads an adapter past the scheduler, maybe long before a request names it. If it gets the id of another, which
     it replaces or which was removed, requests under way go on with it.
     """
     from vllm.v1.engine.core import EngineCore  # workers do without
+    from vllm.v1.fault_tolerance import EngineCoreSentinel
 
-    load, call = EngineCore.add_lora, EngineCore.collective_rpc
+    load, call, fail = EngineCore.add_lora, EngineCore.collective_rpc, EngineCoreSentinel.on_fault
 
     @wraps(load)  # vLLM reads its parameters' types
     def add_lora(core: Any, lora_request: LoRARequest) -> bool:  # noqa: ANN401 (vLLM's EngineCore)
@@ -247,7 +259,14 @@ def _listen() -> None:
                 engine.called(name, plainly=done and not args and not kwargs)
         return answers
 
+    @wraps(fail)
+    def on_fault(sentinel: Any, exc: Exception) -> None:  # noqa: ANN401 (vLLM's)
+        fail(sentinel, exc)
+        for engine in filter(methodcaller("hears", sentinel.engine), tuple(_hearing)):
+            engine.faulted()
+
     EngineCore.add_lora, EngineCore.collective_rpc = add_lora, collective_rpc
+    EngineCoreSentinel.on_fault = on_fault
 
 
 def translate(vllm_config: VllmConfig, facts: Facts | None = None, plan: SizePlan | None = None) -> None:

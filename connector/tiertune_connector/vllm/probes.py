@@ -178,6 +178,10 @@ NEEDS = {
         "EngineCore.add_lora": "lora_request",
         "EngineCore.collective_rpc": "method timeout args kwargs",
     },
+    "v1/fault_tolerance/engine_core_sentinel.py": {
+        "EngineCoreSentinel": "engine",
+        "EngineCoreSentinel.on_fault": "exc",
+    },
     "lora/request.py": {"LoRARequest": "lora_name lora_int_id lora_path load_inplace"},
     "v1/metrics/perf.py": {
         "ModelMetrics": "is_enabled get_num_flops",

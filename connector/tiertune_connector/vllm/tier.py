@@ -131,10 +131,12 @@ class TierTuneTier(SecondaryTierManager):
         known.trace = self.telemetry.tracing.arrived(request, prompt.headers, prompt.tokens, len(prompt.keys[0]))
         if prompt.reads and known.context.load_tier_filter.allows(self.medium, self.locality):
             chain, *others = ([bytes(key) + prompt.suffix for key in keys] for keys in prompt.keys)
+            # vLLM takes nothing behind the last whole chunk of any group, and finds the chain before it looks for that.
+            whole = min(group.chunk_tokens * len(keys) for group, keys in zip(self._groups, prompt.keys, strict=True))
+            chain = chain[: -(-whole // self._groups[0].chunk_tokens)]
             sides = [
                 Side(keys, group.chunk_tokens, group.window_chunks or 0)
                 for group, keys in zip(self._groups[1:], others, strict=True)
-                if keys
             ]
             backlog_s = self.gate.backlog.seconds(request)
             known.ask = self._lookups.expect(request, prompt.tokens, chain, sides, prompt.tenant, backlog_s=backlog_s)
