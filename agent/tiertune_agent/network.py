@@ -4,7 +4,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,6 +19,9 @@ SERVERS_AT_ONCE = 64
 With more at once, all of which answer, each would wait long for its turn."""
 MOST_BYTES = 64 << 20
 """Of an answer."""
+PACKED = "gzip"
+"""How an answer may be packed, once: 64 KiB are read at a time, and become 64 MiB at most. What is packed twice, or in
+another way, may become gigabytes at once."""
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escaped surrogate, half of a character: no database takes it alone, but a name may contain one."""
 _PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -41,6 +44,7 @@ class UnsendableError(ValueError):
 def http_client(
     trust: ssl.SSLContext | None = None,
     base_url: str = "",
+    headers: Mapping[str, str] | None = None,
     **options: Any,  # noqa: ANN401 (httpx's own)
 ) -> httpx.Client:
     """A client that uses no proxy of the environment, and trusts whom the system trusts if no others are named.
@@ -51,7 +55,8 @@ def http_client(
     if trust is None:
         plain = base_url.startswith("http://")
         trust = _PLAIN if plain else _authorities(ssl.get_default_verify_paths())
-    return httpx.Client(trust_env=False, verify=trust, base_url=base_url, **options)
+    sent = {"Accept-Encoding": PACKED, **(headers or {})}
+    return httpx.Client(trust_env=False, verify=trust, base_url=base_url, headers=sent, **options)
 
 
 @lru_cache
@@ -122,6 +127,8 @@ def asked_whole(
         within_s = 2 * (httpx.Timeout(options.get("timeout", http.timeout)).read or inf)
     until, parts, size = time.monotonic() + within_s, [], 0
     with http.stream(method, url, **options) as answer:
+        if (packed := answer.headers.get("Content-Encoding", "identity").lower()) not in (PACKED, "identity"):
+            raise httpx.DecodingError(f"the answer is packed by {packed}, not by {PACKED}", request=answer.request)
         for part in answer.iter_bytes():
             parts.append(part)
             size += len(part)
@@ -129,8 +136,8 @@ def asked_whole(
                 raise httpx.ReadError(f"the answer has more than {MOST_BYTES} bytes")
             if time.monotonic() > until:
                 raise httpx.ReadTimeout(f"the answer took more than {within_s:g} s")
-        packed = (b"content-encoding", b"content-length")  # of a body that is decoded by now
-        headers = [(name, value) for name, value in answer.headers.raw if name.lower() not in packed]
+        former = (b"content-encoding", b"content-length")  # of a body that is decoded by now
+        headers = [(name, value) for name, value in answer.headers.raw if name.lower() not in former]
         return httpx.Response(answer.status_code, headers=headers, content=b"".join(parts), request=answer.request)
 
 

@@ -1,5 +1,6 @@
 """What vLLM and LMCache tell becomes a store's counters: the right ones, and none that nobody told."""
 
+import time
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -393,6 +394,19 @@ def test_nonsense_is_an_error(text):
     """A line of a wanted metric that is none is told as such."""
     with pytest.raises(ValueError, match="no Prometheus text"):
         told("vllm", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{model_name="' + '\\"' * (1 << 20) + '"} 1\n', "{" + 'a="b",' * (1 << 18) + "} 1\n", " 1\n" * (1 << 18)],
+)
+def test_what_would_be_parsed_for_minutes_is_an_error(text):
+    """One source that says so much would hold up the whole fleet's rounds."""
+    told = Exposition("".join(f"vllm:prompt_tokens_total{line}\n" for line in text.splitlines()))
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="tells more of vllm:prompt_tokens_total than can be read in time"):
+        ADAPTERS["vllm"](told, Hints())
+    assert time.monotonic() - began < 5
 
 
 def test_another_page_has_no_rows():

@@ -4,6 +4,7 @@ import gzip
 import socket
 import threading
 import time
+import tracemalloc
 from contextlib import contextmanager
 
 import httpx
@@ -62,10 +63,41 @@ def test_a_flood_ends_with_its_size(monkeypatch):
         read_whole(http, url, within_s=60)
 
 
+@contextmanager
+def answering(head, body):
+    """A server of one answer; yields its address, and what it was asked."""
+    heard = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            with listener.accept()[0] as connection:
+                heard.append(connection.recv(1000).decode())
+                told = f"HTTP/1.1 200 OK\r\n{head}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                connection.sendall(told.encode() + body)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/", heard
+        thread.join()
+
+
+@pytest.mark.parametrize("packed", ["gzip, gzip", "deflate", "zstd"])
+def test_an_answer_that_may_grow_without_bound_is_not_unpacked(packed):
+    """3 KB that were packed twice were 4 GB of an agent, whose limits ended it: its size was looked at too late."""
+    bomb = gzip.compress(gzip.compress(bytes(1 << 24)))
+    with answering(f"Content-Encoding: {packed}", bomb) as (url, heard), network.http_client(timeout=5) as http:
+        tracemalloc.start()
+        with pytest.raises(httpx.DecodingError, match=f"packed by {packed}, not by gzip"):
+            read_whole(http, url)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 23
+        tracemalloc.stop()
+    assert "accept-encoding: gzip\r\n" in heard[0].lower()
+
+
 def test_a_whole_answer_is_one_as_ever():
     """Status, headers and body, also of a body that was packed."""
     packed = gzip.compress(b'{"a": 1}')
-    headers = {"Content-Encoding": "gzip", "X-Told": "yes"}
+    headers = {"Content-Encoding": "GZIP", "X-Told": "yes"}
     answer = httpx.MockTransport(lambda _: httpx.Response(200, content=packed, headers=headers))
     with httpx.Client(transport=answer, base_url="http://a") as http:
         whole = read_whole(http, "/", within_s=5)

@@ -14,8 +14,8 @@ import pytest
 from connector.peers import dial, hello, raw, say
 from connector.stores import CHUNK_BYTES, NAMESPACE, PATIENCE_S, Engine, at_best, chain, eventually
 from tiertune_connector.client.store_client import StoreClient
-from tiertune_connector.protocol.frames import Frames
-from tiertune_connector.protocol.messages import Hello, Lookup, NewSegment, Reply, Reserve, ReserveReply
+from tiertune_connector.protocol.frames import MAX_FRAME_BYTES, Frames
+from tiertune_connector.protocol.messages import Hello, Lookup, NewSegment, Own, Reply, Reserve, ReserveReply, brief
 
 pytestmark = pytest.mark.slow
 
@@ -114,6 +114,19 @@ def test_why_a_connection_ended_is_in_the_log(store, caplog):
     caplog.set_level("INFO", logger="tiertune_connector")
     raw(store.server.path, hello())[0].close()
     eventually(lambda: f"connection of engine (pid {os.getpid()}) ended: closed" in caplog.messages)
+
+
+@pytest.mark.parametrize("length", [1 << 20, MAX_FRAME_BYTES])
+def test_a_request_that_its_caller_gave_a_name_of_megabytes_costs_no_more_than_any(store, engine, http, length):
+    """A thousand of these were 1.5 GB of the store, and a longer one ended the engine's connection to it."""
+    keys, name = chain("k", 3), "x" * length
+    engine.client.lookup(name, keys, prompt_tokens=48, defer=True).result(PATIENCE_S)
+    engine.client.tell(Own(brief(name), 1, 0))
+    engine.put_all(keys, name)
+    assert http.total("tier_lookup_tokens_total", tier="gpu", result="hit") == 16
+    (session,) = store.server.sessions()
+    assert [len(request) for request in session.chains._kept] == [32]
+    assert engine.client.connected
 
 
 def test_a_client_may_not_greet_twice(store):

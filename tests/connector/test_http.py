@@ -5,7 +5,11 @@ import base64
 import json
 import re
 import socket
+import sys
+from contextlib import suppress
+from types import SimpleNamespace
 from unittest.mock import Mock
+from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,6 +19,7 @@ from connector.stores import (
     CHUNK_BYTES,
     CHUNK_TOKENS,
     NAMESPACE,
+    PATIENCE_S,
     STRIDE,
     Engine,
     Http,
@@ -408,6 +413,31 @@ def test_an_answer_does_not_wait_for_its_head_to_be_acknowledged(host):
         return not at_once
 
     assert not asyncio.run(delays())
+
+
+def place(store):
+    """Host and port of its HTTP."""
+    parts = urlsplit(store.address)
+    return parts.hostname, parts.port
+
+
+@pytest.mark.parametrize("head", ["GET /healthz?", "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
+def test_a_head_without_end_ends_its_connection(tmp_path, monkeypatch, head):
+    """Also where vLLM's environment has a parser that would keep all of it: 80 MB were seconds without an answer."""
+
+    class Endless(asyncio.Protocol):
+        """What uvicorn would choose by itself."""
+
+        def __init__(self, **_):
+            pass
+
+    monkeypatch.setitem(sys.modules, "uvicorn.protocols.http.auto", SimpleNamespace(AutoHTTPProtocol=Endless))
+    with running(tmp_path) as store, socket.create_connection(place(store)) as caller:
+        caller.settimeout(PATIENCE_S)
+        with suppress(ConnectionError):
+            caller.sendall(head.encode() + b"a" * (1 << 20))
+            while caller.recv(4096):
+                pass
 
 
 @IPV6

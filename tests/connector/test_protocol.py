@@ -38,6 +38,7 @@ from tiertune_connector.protocol.messages import (
     Steps,
     TierReport,
     Welcome,
+    brief,
 )
 
 REF = SlotRef(1, 2, 3, 2**64 - 1)
@@ -217,6 +218,14 @@ def test_values_that_would_do_harm_are_refused(message):
     """Keys that no tier holds, chains that bite their tail, numbers that are none: nothing of it reaches the store."""
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Request)
+
+
+def test_a_long_name_of_a_request_is_told_as_a_short_one():
+    """A usual one stays as it is. Half a character, too, is no reason to fail."""
+    usual, long = f"chatcmpl-{'0' * 32}-{'1' * 8}", "\ud800" * 65
+    assert brief(usual) == usual
+    assert (len(brief(long)), brief(brief(long))) == (32, brief(long))
+    assert brief(long) != brief(f"{long}x")
 
 
 def test_a_later_version_may_add_fields():

@@ -187,6 +187,13 @@ class TestBounds:
         recorder.close()
         assert [trace.request for trace in sink.traces] == ["2", "3", "4"]
 
+    def test_a_name_of_megabytes_does_not_wait_with_its_request(self):
+        """An engine's caller may choose it, and thousands of requests wait to be posted."""
+        tracing = Tracing(Sink())
+        trace = tracing.arrived("x" * (1 << 20), SAMPLED, 1300, 10)
+        tracing.close()
+        assert len(trace.request) == 32
+
     @pytest.mark.usefixtures("patient")
     def test_a_sink_that_raises_costs_a_request_alone(self, caplog):
         """The thread lives on, and the reason is logged."""

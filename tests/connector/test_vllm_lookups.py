@@ -7,7 +7,7 @@ import pytest
 
 from tiertune_connector.cost import GateDecision
 from tiertune_connector.cost.gate import Candidate, Reason
-from tiertune_connector.protocol.messages import LookupReply, Side
+from tiertune_connector.protocol.messages import LookupReply, Side, brief
 from tiertune_connector.vllm.lookups import PATIENCE_S, Lookups
 
 CHUNK = 64
@@ -155,6 +155,15 @@ def test_the_gate_counts_from_what_the_engine_has_itself(lookups, client, gate):
     assert lookups.settled(ask, CHUNK + 10, staged.__contains__)
     assert gate.asked == [2]
     assert client.owned == [("a", 1, 1)]
+
+
+def test_the_store_is_told_the_name_by_which_the_request_was_looked_up(lookups, client):
+    """Of a long name, which an engine's caller may choose, the digest that its lookup had."""
+    name = "x" * 1000
+    ask = expect(lookups, name)
+    client.replies[0].set_result(reply("dram"))
+    assert lookups.settled(ask, 0, nothing_staged)
+    assert client.owned == [(brief(name), 0, 0)]
 
 
 def test_the_gate_is_asked_once_whatever_comes_later(lookups, client, gate):

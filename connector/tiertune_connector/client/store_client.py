@@ -39,6 +39,7 @@ from tiertune_connector.protocol.messages import (
     SlotRef,
     StepReport,
     Steps,
+    brief,
 )
 from tiertune_connector.protocol.reporting import DRAM
 
@@ -162,10 +163,10 @@ class StoreClient(StoreLink):
         What the remote has not said by the deadline, if there is one, is not waited for. If all are in host memory,
         mostly nobody is asked: the store hears of it later.
         """
-        chain, others = list(keys), list(sides)
+        name, chain, others = brief(request), list(keys), list(sides)
 
         def asked(number: int) -> Lookup:
-            return Lookup(number, request, chain, prompt_tokens, tenant, others, defer, self.prefill(), deadline_s)
+            return Lookup(number, name, chain, prompt_tokens, tenant, others, defer, self.prefill(), deadline_s)
 
         if not others and chain and (cost := self.look(chain)):
             self.tell(asked(0))
@@ -250,7 +251,7 @@ class StoreClient(StoreLink):
 
     def reserve(self, keys: Keys, *, request: str = "", tenant: bytes = b"") -> "Future[Reserved]":
         """Slots for a chain's chunks that the store wants: ``write`` and ``commit``, or ``abort`` them."""
-        chain = list(keys)
+        name, chain = brief(request), list(keys)
 
         def answer(reply: Message | None, connection: int) -> Reserved:
             if not isinstance(reply, ReserveReply):
@@ -261,7 +262,7 @@ class StoreClient(StoreLink):
             ]
             return Reserved(slots, reply.reasons)
 
-        return self.ask(lambda number: Reserve(number, request, chain, tenant), answer)
+        return self.ask(lambda number: Reserve(number, name, chain, tenant), answer)
 
     def write(self, slot: ClientSlot, data: Bytes) -> bool:
         """Copy a chunk of shape (chunk_bytes,) into a reserved slot; False if the connection it came from is gone."""

@@ -21,12 +21,19 @@ ANSWERED_S = 5.0
 class Serving(threading.Thread):
     """Serves ``app`` from ``start`` to ``stop``, over HTTPS with a ``certificate``.
 
-    The caller is who holds the connection: anybody could send a proxy's header.
+    The caller is who holds the connection: anybody could send a proxy's header. A head of more than 64 KiB ends it:
+    so h11 has it, and httptools, which vLLM brings and uvicorn would prefer, keeps all that comes.
     """
 
     def __init__(self, app: ASGIApp, listener: socket.socket, certificate: ssl.SSLContext | None) -> None:
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="off", proxy_headers=False, timeout_keep_alive=KEPT_S
+            app,
+            http="h11",
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            proxy_headers=False,
+            timeout_keep_alive=KEPT_S,
         )
         config.load()
         config.ssl = certificate

@@ -5,6 +5,7 @@ same ``id``; replies come in any order. ``NewSegment`` carries one file descript
 part of one, that names the segment. So does ``NewIndex``, once, for a client that said it looks there itself.
 """
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -328,6 +329,16 @@ class Steps(Message, tag="steps", frozen=True):
     steps: list[StepReport]
     gpus: list[Label] = []
     """UUIDs of the GPUs that the seconds were spent on, if known only now; empty: as said before."""
+
+
+def brief(request: str) -> str:
+    """A request's name, as its messages have it; of a long one, which the engine's caller may choose, a digest.
+
+    Megabytes would hold up all engines, and stay in the store's memory with each of its prompts.
+    """
+    if len(request) <= LABEL_CHARS:
+        return request
+    return hashlib.blake2b(request.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def _check_chain(keys: list[bytes]) -> None:

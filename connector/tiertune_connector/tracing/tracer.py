@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tiertune_connector.protocol.messages import brief
 from tiertune_connector.tracing.spans import RequestTrace, describe
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Tracing:
         """A request has come, and its lookup of ``chunks`` goes out; ``headers`` is its trace context, if any."""
         if self.sink is None:
             return None
-        return RequestTrace(request, headers, prompt_tokens, chunks, time.monotonic(), time.time_ns())
+        return RequestTrace(brief(request), headers, prompt_tokens, chunks, time.monotonic(), time.time_ns())
 
     def ended(self, trace: RequestTrace) -> None:
         """Nothing more will come of the request."""

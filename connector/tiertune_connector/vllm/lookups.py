@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tiertune_connector.cost import GateDecision
 from tiertune_connector.protocol.glance import Chances
-from tiertune_connector.protocol.messages import LookupReply, Own, Side, TierReport
+from tiertune_connector.protocol.messages import LookupReply, Own, Side, TierReport, brief
 from tiertune_connector.units import Clock
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Lookups:
             if not staged(key):
                 break
             in_staging += 1
-        self.client.tell(Own(ask.request, on_device, in_staging))
+        self.client.tell(Own(brief(ask.request), on_device, in_staging))
         ask.decision = self.choose(ask, on_device + in_staging)
         ask.cut_tokens = ask.decision.cut * self.chunk_tokens
         ask.wanted.update(ask.chain[: ask.decision.cut])

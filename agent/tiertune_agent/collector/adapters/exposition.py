@@ -8,6 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tiertune_agent.records import added_up, grouped, sum_known
 
 Sample = tuple[dict[str, str], float]
+MOST_OF_LINE, MOST = 4 << 10, 4 << 20
+"""Characters to parse, of a line and in all: it takes minutes to parse a line of 2 MiB, an hour for one of 10."""
 
 
 class Exposition:
@@ -16,6 +18,7 @@ class Exposition:
     def __init__(self, text: str, wanted: Iterable[str] = ()) -> None:
         """``wanted``: names of samples that are parsed at once, so that a nonsensical one is a ValueError here."""
         self._samples: dict[str, list[Sample]] = {}
+        self._left = MOST
         lines = text.split("\n")  # a label may hold what Unicode takes for the end of a line
         self._declared = {line.split(" ", 3)[2] for line in lines if line.startswith("# TYPE ")}
         self._lines = grouped(lines, lambda line: line.partition("{")[0].partition(" ")[0])
@@ -28,9 +31,13 @@ class Exposition:
         ValueError if they are no Prometheus text.
         """
         if name not in self._samples:
-            lines = "\n".join(self._lines.get(name, ()))
+            lines = self._lines.get(name, ())
+            self._left -= sum(map(len, lines))
+            if self._left < 0 or max(map(len, lines), default=0) > MOST_OF_LINE:
+                raise ValueError(f"it tells more of {name} than can be read in time")
+            text = "\n".join(lines)
             try:
-                samples = [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
+                samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
             except (ValueError, KeyError, IndexError) as error:
                 raise ValueError(f"it is no Prometheus text: {error}") from error
             self._samples[name] = [(sample.labels, sample.value) for sample in samples if isfinite(sample.value)]
