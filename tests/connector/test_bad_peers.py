@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 import time
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -101,12 +100,13 @@ def test_garbage_after_the_greeting_harms_nobody(store, http):
 def test_descriptors_that_a_client_sends_are_not_kept(store):
     """They would be the store's until the client goes: nobody else could connect once it has no more of its own."""
     sock, frames, _ = raw(store.server.path, hello())
-    with sock, Path(os.devnull).open() as sent:
-        before = len([*Path("/proc/self/fd").iterdir()])
-        for _ in range(10):
-            socket.send_fds(sock, [frames.encode(Reserve(1, "r", [], b""))], [sent.fileno()] * 10)
-            assert isinstance(next(frames.receive()), ReserveReply)
-        assert len([*Path("/proc/self/fd").iterdir()]) == before
+    reader, sent = os.pipe2(os.O_NONBLOCK)
+    with sock, os.fdopen(reader, "rb", buffering=0) as held:
+        with os.fdopen(sent, "wb"):
+            for _ in range(10):
+                socket.send_fds(sock, [frames.encode(Reserve(1, "r", [], b""))], [sent] * 10)
+                assert isinstance(next(frames.receive()), ReserveReply)
+        assert held.read(1) == b"", "somebody has the other end still"
 
 
 def test_why_a_connection_ended_is_in_the_log(store, caplog):
