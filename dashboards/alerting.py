@@ -4,7 +4,7 @@ Every name here has a page in ``docs/runbooks``. A state that comes and goes wou
 alerts on such states use averages and rates.
 """
 
-from dashboards.recording import STORE_INFO
+from dashboards.recording import FIRST, STORE_INFO
 from dashboards.rules import Alert, Group, grown
 from tiertune_connector.catalogue import PREFIX
 
@@ -47,8 +47,9 @@ _BELOW = {"dram": "disk|remote", "disk": "remote"}
 
 
 def _found_below(tier: str) -> str:
-    found = _rate(f'tier_lookup_tokens_total{{tier=~"{_BELOW[tier]}", result="hit"}}', "30m", "store")
-    prompts = _rate("prompt_tokens_total", "30m", "store")
+    """Not by decode's engines, which find what prefill's hand over to them."""
+    found = _rate(f'tier_lookup_tokens_total{{tier=~"{_BELOW[tier]}", result="hit", {FIRST}}}', "30m", "store")
+    prompts = _rate(f"prompt_tokens_total{{{FIRST}}}", "30m", "store")
     return f'label_replace(\n      {found}\n        / {prompts},\n      "tier", "{tier}", "", ""\n    )'
 
 

@@ -203,8 +203,8 @@ def _young_and_wanted(sight: Sight, tier: str, below: Iterable[Window]) -> Itera
     here = sight.of(tier)
     evicted = total(here, "tier_evictions_total")
     idle = median(here, "tier_evicted_idle_seconds")
-    prompts = total(sight.windows, "prompt_tokens_total")
-    again = total(below, "tier_lookup_tokens_total", result="hit")
+    prompts = sum(window.first("prompt_tokens_total") for window in sight.windows)  # decode is handed what it finds
+    again = sum(window.first("tier_lookup_tokens_total", result="hit") for window in below)
     if evicted >= FEW and idle is not None and idle <= YOUNG_S and prompts and again >= AGAIN * prompts:
         yield (
             f"{tier} thrashes: {evicted:.0f} chunks were evicted in {format_duration(covered_s(here))}, half of them "
