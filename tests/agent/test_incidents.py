@@ -51,9 +51,9 @@ def window(tier, seconds=1800.0, **values):
     return told_of(tier, named, START, seconds, namespace="" if tier == "remote" else DIGEST)
 
 
-def told(*windows, decisions=(), tuning=TUNING, status=STATUS, emptied=()):
+def told(*windows, decisions=(), tuning=TUNING, status=STATUS, emptied=(), served=False):
     answer = Snapshot("host-a", "http://host-a", "b1", "1", NOW, status, tuning)
-    found = incidents(Sight(answer, windows, decisions, NOW, emptied))
+    found = incidents(Sight(answer, windows, decisions, NOW, emptied, served))
     return {kind: message for kind, message in found.items() if message}
 
 
@@ -123,6 +123,12 @@ class TestUnusedTiers:
     def test_dram_that_only_evicts(self):
         """DRAM is dead where chunks come and go and none is hit."""
         assert "dram is dead weight: 500 chunks" in told(window("dram", tier_evictions_total=500.0))["tier_unused"]
+
+    def test_dram_that_chunks_pass_through(self):
+        """What is found in the remote comes through it, as decode's; what others find there was written from it."""
+        passed = window("dram", tier_evictions_total=500.0)
+        assert told(passed, window("remote", tier_lookup_tokens_total__result__hit=5e5)) == {}
+        assert told(passed, served=True) == {}
 
     def test_no_capacity(self):
         """A configured tier without capacity is told; one that a decision emptied is not."""

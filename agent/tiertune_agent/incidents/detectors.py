@@ -27,7 +27,7 @@ from tiertune_agent.records import (
 )
 from tiertune_agent.tuners.base import pools, present, served
 from tiertune_connector.catalogue import BY_NAME
-from tiertune_connector.tuning import TIERS
+from tiertune_connector.tuning import SLOWER, TIERS
 from tiertune_connector.units import format_count, format_duration, format_size
 
 OBSERVED_S = 600.0
@@ -81,9 +81,11 @@ def incidents(sight: Sight) -> dict[str, str]:
 
 def unused_tiers(sight: Sight) -> Iterator[str]:
     """Tiers that cost and never serve: written but not read, without capacity, behind a threshold that none passes."""
+    found = sum(total(sight.of(tier), "tier_lookup_tokens_total", result="hit") for tier in SLOWER)
+    serves = {"remote": sight.served, "dram": sight.served or found > 0}  # to slower tiers and back it is through DRAM
     for tier in TIERS:
         if present(sight.snapshot.status, tier):
-            field, here = capacity_field(tier), [] if tier == "remote" and sight.served else sight.of(tier)
+            field, here = capacity_field(tier), [] if serves.get(tier) else sight.of(tier)
             if (sight.snapshot.store, field) not in sight.emptied:
                 yield from without_capacity(tier, read(sight.snapshot.tuning, field))
             off = tier == "remote" and read(sight.snapshot.tuning, "tiers.remote.fetch") == "off"
