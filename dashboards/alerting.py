@@ -17,6 +17,14 @@ _YOUNG_S = 30
 """A chat's next turn takes about a minute: chunks that leave so soon after their last use were in use."""
 
 
+def _there(counter: str) -> str:
+    """Of stores that are there, be it that they missed some scrapes: a rate goes on for long after its store has gone.
+
+    It would be told all that time, under a name that another store on the host no longer has.
+    """
+    return f"and on (store, tier) last_over_time({PREFIX}{counter}[5m])"
+
+
 def _rate(counter: str, window: str, by: str = TIER) -> str:
     return f"sum by ({by}) (rate({PREFIX}{counter}[{window}]))"
 
@@ -33,6 +41,7 @@ Sources that are only observed are left out: they report no namespace, so nobody
 """
 _SILENT = f"""\
 sum by (store, tier) (increase({PREFIX}tier_transfer_bytes_total{{operation="write"}}[1h])) > {_MUCH}
+  {_there("tier_transfer_bytes_total")}
   and sum by (store, tier) (increase({PREFIX}tier_lookup_tokens_total[1h])) > 0
   unless {_FOUND}
   unless sum by (store, tier) (
@@ -41,7 +50,8 @@ sum by (store, tier) (increase({PREFIX}tier_transfer_bytes_total{{operation="wri
   )"""
 _YOUNG = f"""\
 histogram_quantile(0.5, sum by (store, tier, le) (rate({PREFIX}tier_evicted_idle_seconds_bucket[30m]))) < {_YOUNG_S}
-  and sum by (store, tier) (increase({PREFIX}tier_evicted_idle_seconds_count[30m])) >= 20"""
+  and sum by (store, tier) (increase({PREFIX}tier_evicted_idle_seconds_count[30m])) >= 20
+  {_there("tier_evicted_idle_seconds_count")}"""
 _BELOW = {"dram": "disk|remote", "disk": "remote"}
 """Tiers in which chunks that left a tier are found again."""
 
