@@ -48,22 +48,30 @@ sum by (store, tier) (increase({PREFIX}tier_transfer_bytes_total{{operation="wri
     sum by (store, tier, namespace) (increase({_REMOTE}}}[1h])) > 0
     and on (tier, namespace) {_FOUND_ANYWHERE}
   )"""
-_YOUNG = f"""\
-histogram_quantile(0.5, sum by (store, tier, le) (rate({PREFIX}tier_evicted_idle_seconds_bucket[30m]))) < {_YOUNG_S}
-  and sum by (store, tier) (increase({PREFIX}tier_evicted_idle_seconds_count[30m])) >= 20
-  {_there("tier_evicted_idle_seconds_count")}"""
 _BELOW = {"dram": "disk|remote", "disk": "remote"}
 """Tiers in which chunks that left a tier are found again."""
 
 
+def _young(by: str) -> str:
+    idle = f"{PREFIX}tier_evicted_idle_seconds"
+    return f"""\
+histogram_quantile(0.5, sum by ({by}, le) (rate({idle}_bucket[30m]))) < {_YOUNG_S}
+  and sum by ({by}) (increase({idle}_count[30m])) >= 20
+  {_there("tier_evicted_idle_seconds_count")}"""
+
+
 def _found_below(tier: str) -> str:
     """Not by decode's engines, which find what prefill's hand over to them."""
-    found = _rate(f'tier_lookup_tokens_total{{tier=~"{_BELOW[tier]}", result="hit", {FIRST}}}', "30m", "store")
-    prompts = _rate(f"prompt_tokens_total{{{FIRST}}}", "30m", "store")
+    by, below = "store, namespace", f'tier=~"{_BELOW[tier]}", result="hit"'
+    found = _rate(f"tier_lookup_tokens_total{{{below}, {FIRST}}}", "30m", by)
+    prompts = _rate(f"prompt_tokens_total{{{FIRST}}}", "30m", by)
     return f'label_replace(\n      {found}\n        / {prompts},\n      "tier", "{tier}", "", ""\n    )'
 
 
 _FOUND_BELOW = "(\n    {}\n    or {}\n  )".format(*map(_found_below, _BELOW))
+_OF_POOL = _young(f"{TIER}, namespace, model") + f"\n  and on (store, tier, namespace) {_FOUND_BELOW} >= 0.1"
+_THRASH = "max by (store, tier, model) (\n  {}\n)".format(_OF_POOL.replace("\n", "\n  "))
+"""Pool by pool: what one model finds in slower tiers says nothing of what left another's pool."""
 
 PROCESSES = Group(
     "tiertune-processes",
@@ -218,17 +226,17 @@ EARNINGS = Group(
             "TierTuneThrash",
             "warning",
             "15m",
-            f"{_YOUNG}\n  and on (store, tier) {_FOUND_BELOW} >= 0.1",
+            _THRASH,
             "{{ $labels.store }}: chunks leave {{ $labels.tier }} and are wanted back at once",
-            """Half of the chunks that store {{ $labels.store }} evicts from {{ $labels.tier }} were in use
-            {{ $value | humanizeDuration }} before, and a tenth or more of the prompt tokens is found again in slower
-            tiers: memory is too small for the working set, or its eviction is wrong for this traffic.""",
+            """Half of the chunks of {{ $labels.model }} that store {{ $labels.store }} evicts from {{ $labels.tier }}
+            were in use {{ $value | humanizeDuration }} before, and a tenth or more of its prompt tokens is found again
+            in slower tiers: memory is too small for the working set, or its eviction is wrong for this traffic.""",
         ),
         Alert(
             "TierTuneYoungChunksEvicted",
             "info",
             "15m",
-            _YOUNG,
+            _young(TIER),
             "{{ $labels.store }}: chunks leave {{ $labels.tier }} while they are in use",
             """Half of the chunks that store {{ $labels.store }} evicts from {{ $labels.tier }} were in use
             {{ $value | humanizeDuration }} before: a conversation's next turn comes later than that.""",

@@ -229,22 +229,26 @@ class TestThrash:
         bucket = next(i for i, bound in enumerate(BY_NAME["tier_evicted_idle_seconds"].buckets) if bound > 10)
         dram = window("dram", tier_evictions_total=300.0, tier_evicted_idle_seconds=histogram(*[0] * bucket, 300))
         asked = window("", prompt_tokens_total=10000.0)
-        below = window("remote", tier_lookup_tokens_total__result__hit=4000.0)
+        below = replace(window("remote", tier_lookup_tokens_total__result__hit=4000.0), namespace=DIGEST)
         message = told(dram, asked, below)["thrash"]
-        assert message.startswith("dram thrashes: 300 chunks were evicted in 30m 00s, half of them within")
-        assert "40% of the prompt tokens were found in tiers below" in message
+        assert message.startswith(
+            f"dram thrashes: 300 chunks of {dram.model} were evicted in 30m 00s, half of them within"
+        )
+        assert "40% of its prompt tokens were found in tiers below" in message
+        assert "thrash" not in told(dram, asked, replace(below, namespace="another")), "another model's"
         rare = replace(below, values={"tier_lookup_tokens_total{result=hit}": 400.0})
         assert "thrash" not in told(dram, asked, rare)
         handed = {f"tier_lookup_tokens_total{{result=hit,stage={stage}}}": 4000.0 for stage in ("all", "decode")}
         whole = replace(asked, values={f"prompt_tokens_total{{stage={stage}}}": 10000.0 for stage in ("all", "decode")})
-        assert "40% of the prompt tokens" in told(dram, whole, replace(below, values=handed))["thrash"]
+        assert "40% of its prompt tokens" in told(dram, whole, replace(below, values=handed))["thrash"]
 
     def test_what_prefill_hands_over_is_not_wanted_back(self):
         """Decode finds all of it in the remote, and whatever it has used may leave."""
         bucket = next(i for i, bound in enumerate(BY_NAME["tier_evicted_idle_seconds"].buckets) if bound > 10)
         dram = window("dram", tier_evictions_total=300.0, tier_evicted_idle_seconds=histogram(*[0] * bucket, 300))
         asked = window("", prompt_tokens_total__stage__decode=10000.0)
-        below = window("remote", tier_lookup_tokens_total__result__hit__stage__decode=10000.0)
+        handed = window("remote", tier_lookup_tokens_total__result__hit__stage__decode=10000.0)
+        below = replace(handed, namespace=DIGEST)
         assert "thrash" not in told(dram, asked, below)
 
     def test_a_field_that_goes_back_and_forth(self):

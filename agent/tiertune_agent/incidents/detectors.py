@@ -182,8 +182,9 @@ def _unfollowed(sight: Sight, decision: Decision) -> Iterator[str]:
 
 def thrash(sight: Sight) -> Iterator[str]:
     """Chunks that leave and are wanted back at once; fields that go back and forth."""
-    for tier, below in (("dram", ("disk", "remote")), ("disk", ("remote",))):
-        yield from _young_and_wanted(sight, tier, [window for name in below for window in sight.of(name)])
+    for of_pool in grouped(sight.windows, lambda window: window.namespace).values():
+        for tier, below in (("dram", ("disk", "remote")), ("disk", ("remote",))):
+            yield from _young_and_wanted(tier, below, of_pool)
     made = [decision for decision in sight.decisions if decision.state in CHANGED]
     for field, mine in grouped(made, lambda decision: decision.field).items():
         turns = sum(one != other for one, other in pairwise(_ways(mine)))
@@ -201,17 +202,19 @@ def _ways(made: Iterable[Decision]) -> list[object]:
     return [way for _, way in sorted(moves, key=itemgetter(0))]
 
 
-def _young_and_wanted(sight: Sight, tier: str, below: Iterable[Window]) -> Iterator[str]:
-    here = sight.of(tier)
+def _young_and_wanted(tier: str, below: Collection[str], windows: Windows) -> Iterator[str]:
+    """``windows``: of one namespace, as what one model wants says nothing of what left another's pool."""
+    here = [window for window in windows if window.tier == tier]
     evicted = total(here, "tier_evictions_total")
     idle = median(here, "tier_evicted_idle_seconds")
-    prompts = sum(window.first("prompt_tokens_total") for window in sight.windows)  # decode is handed what it finds
-    again = sum(window.first("tier_lookup_tokens_total", result="hit") for window in below)
+    prompts = sum(window.first("prompt_tokens_total") for window in windows)  # decode is handed what it finds
+    found = (window.first("tier_lookup_tokens_total", result="hit") for window in windows if window.tier in below)
+    again = sum(found)
     if evicted >= FEW and idle is not None and idle <= YOUNG_S and prompts and again >= AGAIN * prompts:
         yield (
-            f"{tier} thrashes: {evicted:.0f} chunks were evicted in {format_duration(covered_s(here))}, half of them "
-            f"within {format_duration(idle)} of their last use, and {again / prompts:.0%} of the prompt tokens were "
-            "found in tiers below"
+            f"{tier} thrashes: {evicted:.0f} chunks of {here[0].model} were evicted in "
+            f"{format_duration(covered_s(here))}, half of them within {format_duration(idle)} of their last use, and "
+            f"{again / prompts:.0%} of its prompt tokens were found in tiers below"
         )
 
 
