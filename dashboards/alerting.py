@@ -29,6 +29,11 @@ def _rate(counter: str, window: str, by: str = TIER) -> str:
     return f"sum by ({by}) (rate({PREFIX}{counter}[{window}]))"
 
 
+def _capacity(state: str, at: str = "") -> str:
+    """Of a tier's pools together; ``at`` may be an offset."""
+    return f'sum by ({TIER}) ({PREFIX}tier_capacity_bytes{{state="{state}"}}{at})'
+
+
 _DROPPED = _rate('write_behind_dropped_total{reason!~"dead|flushed|closing|backpressure"}', "10m")
 """Without sources that are only observed (``backpressure``): nobody reports how many chunks they write."""
 _WRITTEN = _rate('tier_operation_seconds_count{operation="write", outcome=~"ok|there"}', "10m")
@@ -153,16 +158,18 @@ TIERS = Group(
             {{ $labels.tier }} were dropped in the last 10 minutes: the queue was full, the writes failed, or they left
             DRAM before their turn. Requests do not wait for it; what was dropped will be missing there.""",
         ),
+        # What still grows is not short of memory: to provision a terabyte takes longer than this alert waits.
         Alert(
             "TierTuneCapacityNotEffective",
             "warning",
             "15m",
             f"""\
             label_replace(
-              sum by (store, tier) ({PREFIX}tier_capacity_bytes{{state="effective"}})
-                / (sum by (store, tier) ({PREFIX}tier_capacity_bytes{{state="desired"}}) > 0),
+              {_capacity("effective")} / ({_capacity("desired")} > 0) < 0.9
+                unless {_capacity("effective")}
+                  > {_capacity("effective", " offset 5m")},
               "store", "fleet", "store", ""
-            ) < 0.9""",
+            )""",
             "{{ $labels.store }}: {{ $labels.tier }} has less room than it was given",
             """Of the capacity that the tuning gives to the tier {{ $labels.tier }} of store {{ $labels.store }}, only
             {{ $value | humanizePercentage }} took effect within 15 minutes.""",
