@@ -175,6 +175,14 @@ class TestVainKnobs:
         fresh = replace(self.SIZE, applied_at=NOW - timedelta(seconds=60))
         assert told(decisions=[fresh], status=lags) == {}
 
+    def test_a_terabyte_is_not_there_within_minutes(self):
+        """Memory is provisioned at a GiB a second or more."""
+        field, size = self.SIZE.field, 1 << 40
+        tuning = replaced(TUNING, field, size)
+        for minutes, kinds in ((17, set()), (21, {"knob_without_effect"})):
+            large = replace(self.SIZE, after=size, applied_at=NOW - timedelta(minutes=minutes))
+            assert told(tuning=tuning, decisions=[large]).keys() == kinds
+
     def test_a_capacity_without_a_pool_that_could_follow(self):
         """After a restart of the store only the disk has pools: DRAM's follow with the first engine."""
         held = {DIGEST: {"model": "llama", "disk": {"effective": {"capacity_bytes": 1 << 30}}}}

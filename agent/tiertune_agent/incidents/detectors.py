@@ -35,7 +35,9 @@ OBSERVED_S = 600.0
 FEW = 20
 """Requests or chunks: no incident, nor a finding of the doctor's, rests on fewer."""
 GRACE = timedelta(minutes=2)
-"""Effective values and engines follow a change within this time: memory is provisioned in the background."""
+"""Effective values and engines follow a change within this time."""
+GROWS_BY = 1 << 30
+"""Bytes a second, at least, by which memory is provisioned in the background."""
 PROBE_BYTES = 256 << 10
 """Most bytes that one probe of a store writes, and reads twice: no request asked for them."""
 OFF_BY = 0.1
@@ -171,7 +173,8 @@ def _unfollowed(sight: Sight, decision: Decision) -> Iterator[str]:
         allowed = OFF_BY * decision.after + sum(pool.get("chunk_bytes") or 0 for pool in mine.values())
         over = sum(sizes) - decision.after
         asked = not mine.keys().isdisjoint(served(status))  # pools that a restart found may have what they hold
-        if sizes and (over > allowed or (over < -allowed and asked)):
+        grown = decision.made_at + GRACE + timedelta(seconds=decision.after / GROWS_BY) <= sight.now
+        if sizes and (over > allowed or (over < -allowed and asked and grown)):
             yield f"{told} bytes, effective are {format_size(sum(sizes))}"
     elif decision.field == "tiers.remote.fetch" and decision.after == "off":
         later = [window for window in sight.of("remote") if window.start >= decision.made_at + GRACE]
