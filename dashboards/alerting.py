@@ -4,7 +4,7 @@ Every name here has a page in ``docs/runbooks``. A state that comes and goes wou
 alerts on such states use averages and rates.
 """
 
-from dashboards.recording import STORE_INFO
+from dashboards.recording import FIRST, STORE_INFO
 from dashboards.rules import Alert, Group, grown
 from tiertune_connector.catalogue import PREFIX
 
@@ -17,8 +17,21 @@ _YOUNG_S = 30
 """A chat's next turn takes about a minute: chunks that leave so soon after their last use were in use."""
 
 
+def _there(counter: str) -> str:
+    """Of stores that are there, be it that they missed some scrapes: a rate goes on for long after its store has gone.
+
+    It would be told all that time, under a name that another store on the host no longer has.
+    """
+    return f"and on (store, tier) last_over_time({PREFIX}{counter}[5m])"
+
+
 def _rate(counter: str, window: str, by: str = TIER) -> str:
     return f"sum by ({by}) (rate({PREFIX}{counter}[{window}]))"
+
+
+def _capacity(state: str, at: str = "") -> str:
+    """Of a tier's pools together; ``at`` may be an offset."""
+    return f'sum by ({TIER}) ({PREFIX}tier_capacity_bytes{{state="{state}"}}{at})'
 
 
 _DROPPED = _rate('write_behind_dropped_total{reason!~"dead|flushed|closing|backpressure"}', "10m")
@@ -33,26 +46,37 @@ Sources that are only observed are left out: they report no namespace, so nobody
 """
 _SILENT = f"""\
 sum by (store, tier) (increase({PREFIX}tier_transfer_bytes_total{{operation="write"}}[1h])) > {_MUCH}
+  {_there("tier_transfer_bytes_total")}
   and sum by (store, tier) (increase({PREFIX}tier_lookup_tokens_total[1h])) > 0
   unless {_FOUND}
   unless sum by (store, tier) (
     sum by (store, tier, namespace) (increase({_REMOTE}}}[1h])) > 0
     and on (tier, namespace) {_FOUND_ANYWHERE}
   )"""
-_YOUNG = f"""\
-histogram_quantile(0.5, sum by (store, tier, le) (rate({PREFIX}tier_evicted_idle_seconds_bucket[30m]))) < {_YOUNG_S}
-  and sum by (store, tier) (increase({PREFIX}tier_evicted_idle_seconds_count[30m])) >= 20"""
 _BELOW = {"dram": "disk|remote", "disk": "remote"}
 """Tiers in which chunks that left a tier are found again."""
 
 
+def _young(by: str) -> str:
+    idle = f"{PREFIX}tier_evicted_idle_seconds"
+    return f"""\
+histogram_quantile(0.5, sum by ({by}, le) (rate({idle}_bucket[30m]))) < {_YOUNG_S}
+  and sum by ({by}) (increase({idle}_count[30m])) >= 20
+  {_there("tier_evicted_idle_seconds_count")}"""
+
+
 def _found_below(tier: str) -> str:
-    found = _rate(f'tier_lookup_tokens_total{{tier=~"{_BELOW[tier]}", result="hit"}}', "30m", "store")
-    prompts = _rate("prompt_tokens_total", "30m", "store")
+    """Not by decode's engines, which find what prefill's hand over to them."""
+    by, below = "store, namespace", f'tier=~"{_BELOW[tier]}", result="hit"'
+    found = _rate(f"tier_lookup_tokens_total{{{below}, {FIRST}}}", "30m", by)
+    prompts = _rate(f"prompt_tokens_total{{{FIRST}}}", "30m", by)
     return f'label_replace(\n      {found}\n        / {prompts},\n      "tier", "{tier}", "", ""\n    )'
 
 
 _FOUND_BELOW = "(\n    {}\n    or {}\n  )".format(*map(_found_below, _BELOW))
+_OF_POOL = _young(f"{TIER}, namespace, model") + f"\n  and on (store, tier, namespace) {_FOUND_BELOW} >= 0.1"
+_THRASH = "max by (store, tier, model) (\n  {}\n)".format(_OF_POOL.replace("\n", "\n  "))
+"""Pool by pool: what one model finds in slower tiers says nothing of what left another's pool."""
 
 PROCESSES = Group(
     "tiertune-processes",
@@ -118,15 +142,6 @@ TIERS = Group(
             fetched only up to its first missing chunk.""",
         ),
         Alert(
-            "TierTuneTierSilent",
-            "warning",
-            "10m",
-            _SILENT,
-            "{{ $labels.store }}: the tier {{ $labels.tier }} is written and never read",
-            """In the last hour {{ $value | humanize1024 }}B were written to the tier {{ $labels.tier }} of store
-            {{ $labels.store }}, requests asked it, and nothing was ever found there. It costs, and gives nothing.""",
-        ),
-        Alert(
             "TierTuneWriteBehindDropping",
             "warning",
             "10m",
@@ -143,16 +158,18 @@ TIERS = Group(
             {{ $labels.tier }} were dropped in the last 10 minutes: the queue was full, the writes failed, or they left
             DRAM before their turn. Requests do not wait for it; what was dropped will be missing there.""",
         ),
+        # What still grows is not short of memory: to provision a terabyte takes longer than this alert waits.
         Alert(
             "TierTuneCapacityNotEffective",
             "warning",
             "15m",
             f"""\
             label_replace(
-              sum by (store, tier) ({PREFIX}tier_capacity_bytes{{state="effective"}})
-                / (sum by (store, tier) ({PREFIX}tier_capacity_bytes{{state="desired"}}) > 0),
+              {_capacity("effective")} / ({_capacity("desired")} > 0) < 0.9
+                unless {_capacity("effective")}
+                  > {_capacity("effective", " offset 5m")},
               "store", "fleet", "store", ""
-            ) < 0.9""",
+            )""",
             "{{ $labels.store }}: {{ $labels.tier }} has less room than it was given",
             """Of the capacity that the tuning gives to the tier {{ $labels.tier }} of store {{ $labels.store }}, only
             {{ $value | humanizePercentage }} took effect within 15 minutes.""",
@@ -167,6 +184,22 @@ TIERS = Group(
             last 15 minutes whose bytes are not those that were written. They were not used: each counts as a miss.""",
         ),
     ),
+)
+# What hours say need not be asked at each evaluation, nor hold up the others: of 500 stores it takes seconds.
+SILENCE = Group(
+    "tiertune-silence",
+    (
+        Alert(
+            "TierTuneTierSilent",
+            "warning",
+            "10m",
+            _SILENT,
+            "{{ $labels.store }}: the tier {{ $labels.tier }} is written and never read",
+            """In the last hour {{ $value | humanize1024 }}B were written to the tier {{ $labels.tier }} of store
+            {{ $labels.store }}, requests asked it, and nothing was ever found there. It costs, and gives nothing.""",
+        ),
+    ),
+    "5m",
 )
 EARNINGS = Group(
     "tiertune-earnings",
@@ -200,17 +233,17 @@ EARNINGS = Group(
             "TierTuneThrash",
             "warning",
             "15m",
-            f"{_YOUNG}\n  and on (store, tier) {_FOUND_BELOW} >= 0.1",
+            _THRASH,
             "{{ $labels.store }}: chunks leave {{ $labels.tier }} and are wanted back at once",
-            """Half of the chunks that store {{ $labels.store }} evicts from {{ $labels.tier }} were in use
-            {{ $value | humanizeDuration }} before, and a tenth or more of the prompt tokens is found again in slower
-            tiers: memory is too small for the working set, or its eviction is wrong for this traffic.""",
+            """Half of the chunks of {{ $labels.model }} that store {{ $labels.store }} evicts from {{ $labels.tier }}
+            were in use {{ $value | humanizeDuration }} before, and a tenth or more of its prompt tokens is found again
+            in slower tiers: memory is too small for the working set, or its eviction is wrong for this traffic.""",
         ),
         Alert(
             "TierTuneYoungChunksEvicted",
             "info",
             "15m",
-            _YOUNG,
+            _young(TIER),
             "{{ $labels.store }}: chunks leave {{ $labels.tier }} while they are in use",
             """Half of the chunks that store {{ $labels.store }} evicts from {{ $labels.tier }} were in use
             {{ $value | humanizeDuration }} before: a conversation's next turn comes later than that.""",
@@ -240,4 +273,4 @@ CHANGES = Group(
         ),
     ),
 )
-GROUPS = (PROCESSES, TIERS, EARNINGS, CHANGES)
+GROUPS = (PROCESSES, TIERS, SILENCE, EARNINGS, CHANGES)

@@ -55,9 +55,12 @@ class Group:
 
     name: str
     rules: Sequence[Alert | Record]
+    interval: str = ""
+    """How often they are evaluated, as a Prometheus duration; empty: as Prometheus is told for all."""
 
     def document(self) -> dict[str, Any]:
-        return {"name": self.name, "rules": [rule.document() for rule in self.rules]}
+        interval = {"interval": self.interval} if self.interval else {}
+        return {"name": self.name, **interval, "rules": [rule.document() for rule in self.rules]}
 
 
 def grown(counter: str, window: str, by: str, *, job: str = "") -> str:

@@ -86,9 +86,7 @@ class Window:
 
     def matching(self, name: str, **labels: str) -> list[Value]:
         """The values of all series of ``name`` that carry these labels."""
-        found = _by_name(tuple(self.values)).get(name)
-        if not found:
-            return []
+        found = _by_name(tuple(self.values)).get(name, ())
         if not labels:
             return [self.values[key] for key, _ in found]
         return [self.values[key] for key, told in found if labels.items() <= told.items()]
@@ -109,6 +107,10 @@ class Window:
     def total(self, name: str, **labels: str) -> float:
         """The sum of ``matching`` numbers; 0 if nothing was counted."""
         return self.gauge(name, **labels) or 0.0
+
+    def first(self, name: str, **labels: str) -> float:
+        """As ``total``, without what engines of the stage decode looked up: prefill's had done so before them."""
+        return self.total(name, **labels) - self.total(name, stage="decode", **labels)
 
     def gauge(self, name: str, **labels: str) -> float | None:
         """The sum of ``matching`` numbers; None if the store does not report any."""

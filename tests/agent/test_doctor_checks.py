@@ -250,6 +250,13 @@ def test_a_tier_that_is_passed_by_on_purpose_is_well(reason):
     assert findings(with_store(tiers=tiers(remote={"health": "bypassed", "reason": reason}))) == []
 
 
+def test_a_terabyte_that_is_still_being_provisioned_is_not_missing():
+    """Ten minutes after the start of a store, whose memory grows by a GiB a second; after an hour it is short."""
+    dram = {"applied": {"capacity_bytes": 1 << 40}, "effective": {"capacity_bytes": 600 << 30}}
+    for uptime_s, found in ((600.0, 0), (3600.0, 1)):
+        assert len(of("capacity_not_effective", with_store(pools={ONE: {"dram": dram}}, uptime_s=uptime_s))) == found
+
+
 def test_an_engine_that_tells_no_metrics_is_named():
     """Else nothing would seem wrong with it."""
     (found,) = findings(facts(engines=[EngineFacts("http://engine:8000", told=Exposition("", WANTED))]))

@@ -51,9 +51,9 @@ def window(tier, seconds=1800.0, **values):
     return told_of(tier, named, START, seconds, namespace="" if tier == "remote" else DIGEST)
 
 
-def told(*windows, decisions=(), tuning=TUNING, status=STATUS, emptied=()):
+def told(*windows, decisions=(), tuning=TUNING, status=STATUS, emptied=(), served=False):
     answer = Snapshot("host-a", "http://host-a", "b1", "1", NOW, status, tuning)
-    found = incidents(Sight(answer, windows, decisions, NOW, emptied))
+    found = incidents(Sight(answer, windows, decisions, NOW, emptied, served))
     return {kind: message for kind, message in found.items() if message}
 
 
@@ -124,6 +124,12 @@ class TestUnusedTiers:
         """DRAM is dead where chunks come and go and none is hit."""
         assert "dram is dead weight: 500 chunks" in told(window("dram", tier_evictions_total=500.0))["tier_unused"]
 
+    def test_dram_that_chunks_pass_through(self):
+        """What is found in the remote comes through it, as decode's; what others find there was written from it."""
+        passed = window("dram", tier_evictions_total=500.0)
+        assert told(passed, window("remote", tier_lookup_tokens_total__result__hit=5e5)) == {}
+        assert told(passed, served=True) == {}
+
     def test_no_capacity(self):
         """A configured tier without capacity is told; one that a decision emptied is not."""
         empty = replaced(TUNING, "tiers.dram.capacity_bytes", 0)
@@ -168,6 +174,14 @@ class TestVainKnobs:
         assert "effective are 2.0 GiB" in told(decisions=[self.SIZE], status=lags)["knob_without_effect"]
         fresh = replace(self.SIZE, applied_at=NOW - timedelta(seconds=60))
         assert told(decisions=[fresh], status=lags) == {}
+
+    def test_a_terabyte_is_not_there_within_minutes(self):
+        """Memory is provisioned at a GiB a second or more."""
+        field, size = self.SIZE.field, 1 << 40
+        tuning = replaced(TUNING, field, size)
+        for minutes, kinds in ((17, set()), (21, {"knob_without_effect"})):
+            large = replace(self.SIZE, after=size, applied_at=NOW - timedelta(minutes=minutes))
+            assert told(tuning=tuning, decisions=[large]).keys() == kinds
 
     def test_a_capacity_without_a_pool_that_could_follow(self):
         """After a restart of the store only the disk has pools: DRAM's follow with the first engine."""
@@ -223,12 +237,27 @@ class TestThrash:
         bucket = next(i for i, bound in enumerate(BY_NAME["tier_evicted_idle_seconds"].buckets) if bound > 10)
         dram = window("dram", tier_evictions_total=300.0, tier_evicted_idle_seconds=histogram(*[0] * bucket, 300))
         asked = window("", prompt_tokens_total=10000.0)
-        below = window("remote", tier_lookup_tokens_total__result__hit=4000.0)
+        below = replace(window("remote", tier_lookup_tokens_total__result__hit=4000.0), namespace=DIGEST)
         message = told(dram, asked, below)["thrash"]
-        assert message.startswith("dram thrashes: 300 chunks were evicted in 30m 00s, half of them within")
-        assert "40% of the prompt tokens were found in tiers below" in message
+        assert message.startswith(
+            f"dram thrashes: 300 chunks of {dram.model} were evicted in 30m 00s, half of them within"
+        )
+        assert "40% of its prompt tokens were found in tiers below" in message
+        assert "thrash" not in told(dram, asked, replace(below, namespace="another")), "another model's"
         rare = replace(below, values={"tier_lookup_tokens_total{result=hit}": 400.0})
         assert "thrash" not in told(dram, asked, rare)
+        handed = {f"tier_lookup_tokens_total{{result=hit,stage={stage}}}": 4000.0 for stage in ("all", "decode")}
+        whole = replace(asked, values={f"prompt_tokens_total{{stage={stage}}}": 10000.0 for stage in ("all", "decode")})
+        assert "40% of its prompt tokens" in told(dram, whole, replace(below, values=handed))["thrash"]
+
+    def test_what_prefill_hands_over_is_not_wanted_back(self):
+        """Decode finds all of it in the remote, and whatever it has used may leave."""
+        bucket = next(i for i, bound in enumerate(BY_NAME["tier_evicted_idle_seconds"].buckets) if bound > 10)
+        dram = window("dram", tier_evictions_total=300.0, tier_evicted_idle_seconds=histogram(*[0] * bucket, 300))
+        asked = window("", prompt_tokens_total__stage__decode=10000.0)
+        handed = window("remote", tier_lookup_tokens_total__result__hit__stage__decode=10000.0)
+        below = replace(handed, namespace=DIGEST)
+        assert "thrash" not in told(dram, asked, below)
 
     def test_a_field_that_goes_back_and_forth(self):
         """Three reversals within the hours remembered."""

@@ -316,3 +316,18 @@ def test_a_smaller_capacity_loses_and_a_flush_does_not(tier, clock, write, leave
     fill(tier, chain("k", 16))
     leave(tier, 0) if leave else tier.flush(A)
     assert lane.lost == lost
+
+
+@pytest.mark.parametrize("write", ["commit", "evict"])
+def test_what_leaves_while_its_tier_is_dead_is_lost(tier, clock, write):
+    """A dead tier is offered nothing at a commit, so nothing was counted there."""
+    lane = FakeLane(Outcome.OK)
+    for _ in range(3):
+        lane.breaker.record(Outcome.ERROR)
+    behind = WriteBehind(tier, None, {"disk": lane}, clock, lambda: tuning(write))
+    tier.on_evicted = behind.lost
+    fill(tier, keys := chain("k", 16))
+    use(tier, keys)
+    behind.used(A, list(tier.pools[A].pool.places(keys)))
+    resize(tier, 0)
+    assert (lane.given(), lane.lost) == ([], 16)

@@ -88,6 +88,14 @@ def test_an_error_is_told_in_the_mediums_words_and_nothing_else_is():
     assert (breaker.state, breaker.reason) == ("ok", "")
 
 
+@pytest.mark.parametrize(("outcome", "state", "least"), [(ERROR, "dead", 3), (FULL, "slow", 8)])
+def test_a_reason_stays_the_same_however_long_it_lasts(outcome, state, least):
+    """Stores that lost one remote say one thing of it, though some asked it more often: the page tells it once."""
+    told = {written(Breaker(), *[outcome] * times).reason for times in (least, least + 1, 100 * least)}
+    assert len(told) == 1
+    assert written(Breaker(), *[outcome] * least).state == state
+
+
 def test_a_full_tier_may_die_and_is_full_when_it_is_back():
     """Why it is not written is told by what is worse."""
     breaker = written(Breaker(), *[FULL] * 8, *[ERROR] * 3)

@@ -9,7 +9,7 @@ import yaml
 
 from dashboards.alerting import GROUPS
 from dashboards.prometheus import prometheus_rule
-from dashboards.rules import Alert, Group, grown
+from dashboards.rules import LOOK_BACK, Alert, Group, grown
 from e2e.promql import DASHBOARDS, ROOT, RULES, rules, selectors
 from e2e.servers import program
 from tiertune_agent.catalogue import METRICS as AGENT_METRICS
@@ -185,6 +185,17 @@ def test_texts_survive_yaml():
 def test_a_first_event_counts_as_growth():
     """A counter that appears with its first event is in the answer: increase alone would miss it."""
     assert "(x unless last_over_time(x[6h:5m] offset 5m))" in grown("x", "5m", "store")
+
+
+def test_what_hours_say_of_all_stores_is_not_asked_all_the_time():
+    """Every store has lookups: what each found in hours takes seconds to look through, which others would wait for."""
+    hourly = {
+        (group.name, group.interval)
+        for group in GROUPS
+        for rule in group.rules
+        if f"[{LOOK_BACK}:" in rule.expr and "tier_lookup_tokens_total" in rule.expr
+    }
+    assert hourly == {("tiertune-silence", "5m")}
 
 
 def test_values_that_rules_look_for_exist():

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 
 from e2e.promql import ROOT
+from e2e.servers import exporter, prometheus
+from pages import blocks
+from tiertune_connector.counters import Counters, PrometheusCollector
 from tiertune_connector.documents import parse_yaml
 from tiertune_connector.settings import StoreSettings
 from tiertune_connector.units import parse_size
@@ -109,3 +113,27 @@ def test_the_engine_finds_the_store():
     assert mounted(ENGINE)[folder]["hostPath"] == mounted(STORE)[folder]["hostPath"]
     shared = size(mounted(ENGINE)["/dev/shm"]["emptyDir"]["sizeLimit"])
     assert settings.staging < shared < size(container["resources"]["limits"]["memory"])
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_operator_leaves_pools_their_namespace():
+    """It calls a target's Kubernetes namespace as we call a pool's; what the page has it do after that undoes it."""
+    (dropped,) = (yaml.safe_load(each.text) for each in blocks(ROOT / "docs/alerts.md") if "relabelings" in each.text)
+    counters, registry = Counters(), CollectorRegistry()
+    registry.register(PrometheusCollector(counters, "host-a"))
+    for namespace in ("one", "two"):
+        counters.add("requests_total", ("no", namespace, "model"))
+    with exporter(lambda: generate_latest(registry)) as target:
+        job = {
+            "job_name": "tiertune-store",
+            "relabel_configs": [{"target_label": "namespace", "replacement": "serving"}, *dropped["relabelings"]],
+            "static_configs": [{"targets": [target]}],
+        }
+        with prometheus({"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}) as server:
+            server.wait_targets_up()
+            found = server.query("tiertune_requests_total")
+    assert {(row["metric"]["namespace"], row["metric"].get("exported_namespace")) for row in found} == {
+        ("one", None),
+        ("two", None),
+    }

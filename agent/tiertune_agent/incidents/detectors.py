@@ -27,7 +27,7 @@ from tiertune_agent.records import (
 )
 from tiertune_agent.tuners.base import pools, present, served
 from tiertune_connector.catalogue import BY_NAME
-from tiertune_connector.tuning import TIERS
+from tiertune_connector.tuning import SLOWER, TIERS
 from tiertune_connector.units import format_count, format_duration, format_size
 
 OBSERVED_S = 600.0
@@ -35,7 +35,9 @@ OBSERVED_S = 600.0
 FEW = 20
 """Requests or chunks: no incident, nor a finding of the doctor's, rests on fewer."""
 GRACE = timedelta(minutes=2)
-"""Effective values and engines follow a change within this time: memory is provisioned in the background."""
+"""Effective values and engines follow a change within this time."""
+GROWS_BY = 1 << 30
+"""Bytes a second, at least, by which memory is provisioned in the background."""
 PROBE_BYTES = 256 << 10
 """Most bytes that one probe of a store writes, and reads twice: no request asked for them."""
 OFF_BY = 0.1
@@ -81,9 +83,11 @@ def incidents(sight: Sight) -> dict[str, str]:
 
 def unused_tiers(sight: Sight) -> Iterator[str]:
     """Tiers that cost and never serve: written but not read, without capacity, behind a threshold that none passes."""
+    found = sum(total(sight.of(tier), "tier_lookup_tokens_total", result="hit") for tier in SLOWER)
+    serves = {"remote": sight.served, "dram": sight.served or found > 0}  # to slower tiers and back it is through DRAM
     for tier in TIERS:
         if present(sight.snapshot.status, tier):
-            field, here = capacity_field(tier), [] if tier == "remote" and sight.served else sight.of(tier)
+            field, here = capacity_field(tier), [] if serves.get(tier) else sight.of(tier)
             if (sight.snapshot.store, field) not in sight.emptied:
                 yield from without_capacity(tier, read(sight.snapshot.tuning, field))
             off = tier == "remote" and read(sight.snapshot.tuning, "tiers.remote.fetch") == "off"
@@ -169,7 +173,8 @@ def _unfollowed(sight: Sight, decision: Decision) -> Iterator[str]:
         allowed = OFF_BY * decision.after + sum(pool.get("chunk_bytes") or 0 for pool in mine.values())
         over = sum(sizes) - decision.after
         asked = not mine.keys().isdisjoint(served(status))  # pools that a restart found may have what they hold
-        if sizes and (over > allowed or (over < -allowed and asked)):
+        grown = decision.made_at + GRACE + timedelta(seconds=decision.after / GROWS_BY) <= sight.now
+        if sizes and (over > allowed or (over < -allowed and asked and grown)):
             yield f"{told} bytes, effective are {format_size(sum(sizes))}"
     elif decision.field == "tiers.remote.fetch" and decision.after == "off":
         later = [window for window in sight.of("remote") if window.start >= decision.made_at + GRACE]
@@ -180,8 +185,9 @@ def _unfollowed(sight: Sight, decision: Decision) -> Iterator[str]:
 
 def thrash(sight: Sight) -> Iterator[str]:
     """Chunks that leave and are wanted back at once; fields that go back and forth."""
-    for tier, below in (("dram", ("disk", "remote")), ("disk", ("remote",))):
-        yield from _young_and_wanted(sight, tier, [window for name in below for window in sight.of(name)])
+    for of_pool in grouped(sight.windows, lambda window: window.namespace).values():
+        for tier, below in (("dram", ("disk", "remote")), ("disk", ("remote",))):
+            yield from _young_and_wanted(tier, below, of_pool)
     made = [decision for decision in sight.decisions if decision.state in CHANGED]
     for field, mine in grouped(made, lambda decision: decision.field).items():
         turns = sum(one != other for one, other in pairwise(_ways(mine)))
@@ -199,17 +205,19 @@ def _ways(made: Iterable[Decision]) -> list[object]:
     return [way for _, way in sorted(moves, key=itemgetter(0))]
 
 
-def _young_and_wanted(sight: Sight, tier: str, below: Iterable[Window]) -> Iterator[str]:
-    here = sight.of(tier)
+def _young_and_wanted(tier: str, below: Collection[str], windows: Windows) -> Iterator[str]:
+    """``windows``: of one namespace, as what one model wants says nothing of what left another's pool."""
+    here = [window for window in windows if window.tier == tier]
     evicted = total(here, "tier_evictions_total")
     idle = median(here, "tier_evicted_idle_seconds")
-    prompts = total(sight.windows, "prompt_tokens_total")
-    again = total(below, "tier_lookup_tokens_total", result="hit")
+    prompts = sum(window.first("prompt_tokens_total") for window in windows)  # decode is handed what it finds
+    found = (window.first("tier_lookup_tokens_total", result="hit") for window in windows if window.tier in below)
+    again = sum(found)
     if evicted >= FEW and idle is not None and idle <= YOUNG_S and prompts and again >= AGAIN * prompts:
         yield (
-            f"{tier} thrashes: {evicted:.0f} chunks were evicted in {format_duration(covered_s(here))}, half of them "
-            f"within {format_duration(idle)} of their last use, and {again / prompts:.0%} of the prompt tokens were "
-            "found in tiers below"
+            f"{tier} thrashes: {evicted:.0f} chunks of {here[0].model} were evicted in "
+            f"{format_duration(covered_s(here))}, half of them within {format_duration(idle)} of their last use, and "
+            f"{again / prompts:.0%} of its prompt tokens were found in tiers below"
         )
 
 

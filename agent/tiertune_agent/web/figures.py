@@ -11,8 +11,6 @@ from tiertune_connector import tuning
 
 TIERS = ("gpu", "staging", *tuning.TIERS, "unknown")
 """The last is for hits that an observed source does not report by tier."""
-AGAIN = "decode"
-"""If prefill and decode are separate, engines of this stage look up prompts that were looked up before."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +52,12 @@ Span = tuple[datetime, datetime]
 
 def sums(window: Window) -> WindowSums:
     """One window's, read once."""
-    prompted = 0.0 if window.tier else _first(window, "prompt_tokens_total")
+    prompted = 0.0 if window.tier else window.first("prompt_tokens_total")
     hits, misses = (
         {window.tier: tokens} if (tokens := window.known("tier_lookup_tokens_total", result=result)) is not None else {}
         for result in ("hit", "miss")
     )
-    found = _first(window, "tier_lookup_tokens_total", result="hit") if any(hits.values()) else 0.0
+    found = window.first("tier_lookup_tokens_total", result="hit") if any(hits.values()) else 0.0
     return WindowSums(prompted, found, ended(window), hits, misses)
 
 
@@ -99,7 +97,3 @@ def off_spans(changes: Switched, now_is: str, since: datetime, now: datetime) ->
     if state == now_is == "off":
         spans.append((began, now))
     return spans
-
-
-def _first(window: Window, name: str, **labels: str) -> float:
-    return window.total(name, **labels) - window.total(name, stage=AGAIN, **labels)

@@ -77,8 +77,12 @@ class WriteBehind(Reach):
         return drains
 
     def lost(self, chunks: Sequence[Evicted]) -> None:
-        """Count the chunks that left DRAM before their turn to be written."""
-        for tier in self.tiers("evict") if chunks else ():
+        """Count the chunks that left DRAM before their turn to be written.
+
+        What is written at its commit is counted there if it is dropped; a dead tier was not even offered it.
+        """
+        dead = [tier for tier in self.tiers("commit") if self.lanes[tier].breaker.open]
+        for tier in (*self.tiers("evict"), *dead) if chunks else ():
             left = [chunk for chunk in chunks if tier not in chunk.behind and chunk.reason in _MADE_ROOM]
             count = sum(self._wanted(tier, one.namespace, one.key, used=one.used) for one in left)
             if count:

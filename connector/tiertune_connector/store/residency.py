@@ -21,9 +21,13 @@ class Residency(Reach):
         return lane is not None and not lane.breaker.open and self.tuning().tiers.remote.fetch == "on"
 
     def asked(self, found: Sequence[str], *, remote: bool) -> list[str]:
-        """Tiers that a lookup asks, fastest first: those well by now, and those where it ``found`` something."""
-        lanes = ((name, lane.breaker.open or (name == "remote" and not remote)) for name, lane in self.lanes.items())
-        return ["dram", *(name for name, spared in lanes if not spared or name in found)]
+        """Tiers that a lookup asks, fastest first: those well by now, and those where it ``found`` something.
+
+        No disk without a capacity: it is off, as a remote that is not fetched from.
+        """
+        asks = {"disk": self.tuning().tiers.disk.capacity_bytes > 0, "remote": remote}
+        well = (name for name, lane in self.lanes.items() if name in found or (asks[name] and not lane.breaker.open))
+        return ["dram", *well]
 
     def local(self, digest: str, keys: Keys) -> list[str]:
         """Per key ``dram``, ``disk`` or empty. Call with the store's lock held."""

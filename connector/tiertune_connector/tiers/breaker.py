@@ -85,7 +85,8 @@ class Breaker:
         if outcome in _BAD:
             self._failures, self._successes = self._failures + 1, 0
             told = f": {why}" if why and outcome is Outcome.ERROR else ""
-            count = f"{self._failures} operations in a row" if self._failures > 1 else "an operation"
+            number = min(self._failures, _FAILURES_TO_OPEN)  # more would have every store give a reason of its own
+            count = f"{number} operations in a row" if number > 1 else "an operation"
             self.reason = f"{count} ended in {outcome.value}{told}"
             if self._down or self._failures >= _FAILURES_TO_OPEN:
                 self.state, self._asking = "dead", False
@@ -98,7 +99,7 @@ class Breaker:
             return
         self._asking = False
         if self._refused >= _REFUSED_TO_PAUSE:
-            self.state, self.reason = "slow", f"full: {self._refused} writes in a row found no room"
+            self.state, self.reason = "slow", f"full: {_REFUSED_TO_PAUSE} writes in a row found no room"
         else:
             self.state, self.reason = "ok", ""
 

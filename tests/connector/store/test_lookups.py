@@ -5,7 +5,7 @@ import time
 import pytest
 
 from connector.lanes import Gate
-from connector.store.serving import put_remote
+from connector.store.serving import put_remote, used
 from connector.stores import CHUNK_TOKENS, chain, eventually, no_more_threads
 from tiertune_connector.protocol.messages import Lookup, Own, Side
 
@@ -104,3 +104,13 @@ def test_what_a_lookup_found_is_counted_though_its_tier_is_no_longer_asked(remot
     assert http.retune(tiers__remote__fetch="off").status_code == 200
     lookups.looked_up(session, asked, found)
     assert http.total("tier_lookup_tokens_total", tier="remote", result="hit") == 6 * CHUNK_TOKENS
+
+
+def test_a_disk_without_a_capacity_is_not_asked(home, remote):
+    """It is off: what disks find is a share of what those are asked that are on."""
+    with used(home, remote, disk="4MiB") as (_, engine, http):
+        for size, missed in ((4 << 20, 3), (0, 3), (4 << 20, 6)):
+            http.retune(tiers__disk__capacity_bytes=size)
+            engine.find(chain("nobody's", 3))
+            engine.heard()
+            assert http.total("tier_lookup_tokens_total", tier="disk", result="miss") == missed * CHUNK_TOKENS

@@ -4,6 +4,7 @@ from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
 from tiertune_agent.doctor.facts import AllFacts, Clock, StoreFacts
 from tiertune_agent.doctor.finding import Found, Told, check, of_store
 from tiertune_agent.fields import Json, read
+from tiertune_agent.incidents.detectors import GROWS_BY
 from tiertune_connector.units import format_count, format_duration, format_size
 
 SKEW_S = 2.0
@@ -94,12 +95,11 @@ def _dead_servers(state: Json) -> list[Json]:
 
 @of_store("warning")
 def capacity_not_effective(store: StoreFacts) -> Told:
-    if float(store.status.get("uptime_s") or 0.0) < SETTLED_S:
-        return
+    settled_s = float(store.status.get("uptime_s") or 0.0) - SETTLED_S
     for pool in store.pools.values():
         wanted = read(pool, "dram.applied.capacity_bytes") or 0
         has = read(pool, "dram.effective.capacity_bytes")
-        if has is not None and has < (1 - SHORT_BY) * wanted:
+        if has is not None and has < (1 - SHORT_BY) * wanted and settled_s >= wanted / GROWS_BY:
             wrong = f"dram has {format_size(has)} of {format_size(wanted)} for {pool.get('model') or 'a pool'}"
             mend = "the host has no more memory: lower the capacity, or raise the container's limit"
             yield wrong, mend
