@@ -362,6 +362,14 @@ def test_a_load_may_take_as_long_as_the_request_waits_anyway():
     assert deadline_s(replace(hidden, fetch_s=None), settings, unknown_s=0.5, floor_s=0.1) == 1.0
 
 
+def test_a_doubtful_load_has_as_long_as_a_slow_one_takes():
+    """Counting on slow ones it was chosen: to give them up would lose what is gained. Local tiers' are not in doubt."""
+    for tier, slow in (("remote", exp(0.4)), ("disk", 1.0)):
+        doubtful = choose([tier] * 60, fetch={tier: link(100, doubt=0.4)})
+        told_s = deadline_s(doubtful, {}, unknown_s=9.0, floor_s=0.0)
+        assert told_s == pytest.approx(GateSettings().deadline_factor * slow * doubtful.fetch_s)
+
+
 def test_a_deadline_is_never_too_short_to_try():
     """A floor; the usual factor for a tier that settings do not name, none for who fetches nothing; or what is said."""
     alone = choose(["remote"] * 60)
