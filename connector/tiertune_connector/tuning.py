@@ -65,7 +65,7 @@ class RemoteTuning(Document):
     margin: float = Field(default=1.1, ge=1.0, le=10.0)
     """A fetch must be predicted this many times cheaper than recomputing."""
     deadline_factor: float = Field(default=1.5, ge=1.0, le=10.0)
-    """A load may take this many times its prediction before the engine recomputes."""
+    """A load may take this many times what a slow one is predicted to take before the engine recomputes."""
     codec: CodecName = "raw"
     """Codec that shrinks chunks before they are written there, from now on; existing ones stay readable."""
     holdout: float = Field(default=0.0, ge=0.0, le=0.5)

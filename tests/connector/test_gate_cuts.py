@@ -167,6 +167,16 @@ def test_what_the_copy_to_the_device_takes_is_not_in_doubt(copy_s, saves_s, back
     assert choose(["remote"] * 8, fetch, saves_s=saves_s, backlog_s=backlog_s, copy_s=copy_s).cut == cut
 
 
+@pytest.mark.parametrize(("put_off_s", "backlog_s", "cut"), [(3.9, 0.0, 8), (4.1, 0.0, 0), (4.1, 4.2, 8)])
+def test_a_request_is_put_off_once_however_many_chunks_and_tiers_it_fetches(put_off_s, backlog_s, cut):
+    """Eight chunks save half a second each, less what being put off takes beyond the wait for others."""
+    fetch = {"dram": by_chunk(0.5), "disk": by_chunk(0.5)}
+    decision = choose(["dram"] * 4 + ["disk"] * 4, fetch, backlog_s=backlog_s, put_off_s=put_off_s)
+    assert decision.cut == cut
+    gains_s = decision.recompute_s - decision.fetch_s
+    assert gains_s == pytest.approx(8.0 - (4.0 + put_off_s - backlog_s)) or not cut
+
+
 def test_a_latency_alone_is_hidden_whole_or_not_at_all():
     """Where chunks take no time of their own, all or none are fetched, whatever the backlog hides."""
     fetch = {"remote": FetchEstimate(3.0, 0.0, inf)}

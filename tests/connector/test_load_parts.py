@@ -287,15 +287,17 @@ def test_progress_is_told_in_steps(moves, closed_after):
 def test_what_dram_costs_is_learned_of_loads_from_dram_alone(store, engine):
     """Beside a slower tier its chunks were copied while the others came: what was left tells nothing.
 
-    Of a load of which the engine took a part all that it brought counts: so long it took.
+    Of a load of which the engine took a part all that it brought counts: so long it took. One of several at a time
+    waited for the others, too: a burst of them would have engines decline what copies as fast as ever.
     """
     (session,) = store.server.sessions()
     dram, remote = (TierReport(tier, 1, 16, 16, "cheaper", 0.1, 0.5, 0.2, "won") for tier in ("dram", "remote"))
     refused = msgspec.structs.replace(remote, fetched_tokens=0, outcome="skipped", actual_s=None)
     in_vain = msgspec.structs.replace(remote, vain_tokens=16, outcome="failed")
     in_part = msgspec.structs.replace(dram, chunks=2, tokens=32, fetched_tokens=32, vain_tokens=16)
+    shared = msgspec.structs.replace(dram, shared=True)
     learned = []
     store.store.health.dram_took = lambda *told: learned.append(told)
-    for told in ([dram, remote], [remote], [dram], [in_part], [dram, in_vain], [dram, refused]):
+    for told in ([dram, remote], [remote], [dram], [in_part], [dram, in_vain], [shared], [dram, refused]):
         store.store.loads.report(session, Report(told))
     assert learned == [(1, CHUNK, 0.2), (2, 2 * CHUNK, 0.2), (1, CHUNK, 0.2)]

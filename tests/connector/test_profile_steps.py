@@ -64,6 +64,24 @@ class TestWallTime:
         assert [seconds for _, seconds in seen] == pytest.approx([0.5, 0.5, 0.2])
         assert taken(steps) == {}
 
+    def test_how_long_steps_take_others_is_known_while_they_decode(self, steps, clock):
+        """Steps that prefill tell nothing of it; with an empty step, or a pause, nobody decodes any more."""
+        assert steps.decode_s == 0
+        run(steps, clock, [(0, 500)], 0.5)
+        assert steps.decode_s == 0
+        run(steps, clock, [(500, 501), (7, 8)], 0.03)
+        run(steps, clock, [(501, 502), (0, 300)], 0.3)
+        assert steps.decode_s == pytest.approx(0.03)
+        for _ in range(20):
+            run(steps, clock, [(502, 503)], 0.06)
+        assert steps.decode_s == pytest.approx(0.06, rel=0.02)
+        clock.now += 0.2
+        assert steps.decode_s == 0
+        run(steps, clock, [(503, 504)], 0.06)
+        assert steps.decode_s > 0
+        run_empty(steps, clock, 1)
+        assert steps.decode_s == 0
+
     @pytest.mark.parametrize(
         ("decode_tokens", "spans", "phase"),
         [

@@ -70,6 +70,16 @@ def test_the_copy_is_drams():
     }
 
 
+@pytest.mark.parametrize(
+    ("seconds", "beside", "shared"),
+    [({}, False, False), ({}, True, True), ({"disk": 0.4}, False, True), ({"remote": 0.0}, False, False)],
+)
+def test_seconds_that_are_not_a_tiers_alone_say_so(seconds, beside, shared):
+    """Other loads were copied meanwhile, or what DRAM had at the lookup had to be fetched from a slower tier again."""
+    reports = tier_reports(decision(dram=3, remote=0), chunk_tokens=64, actual_s=0.5, seconds=seconds, shared=beside)
+    assert [(report.tier, report.shared) for report in reports] == [("dram", shared), ("remote", False)]
+
+
 def test_without_dram_the_last_tier_bears_the_copy():
     """All that was waited is somebody's."""
     assert told(decision(disk=1, remote=2), actual_s=0.5, seconds={"disk": 0.1, "remote": 0.2}) == {

@@ -72,6 +72,13 @@ def test_what_the_device_takes_for_its_copy_counts(gate):
     assert choose(gate, FAR, FAST).cut == 4
 
 
+def test_a_fetch_beside_decodes_must_pay_for_the_steps_that_it_loses(gate):
+    """It saves 54 ms a chunk; what it has fetched is there after two steps of theirs, one of them in part."""
+    for step_s, cut in ((0.0, 4), (0.13, 4), (0.16, 0)):
+        gate.decode_s = lambda step_s=step_s: step_s
+        assert choose(gate, FAR, FAST).cut == cut
+
+
 def test_each_group_of_a_models_layers_has_chunks_to_be_handled():
     """Where handling is all that a fetch takes, four groups' chunks take four times as long as one's."""
     handled = FetchEstimate(0.0, 0.02, 1e15)

@@ -208,6 +208,20 @@ def test_a_head_without_the_chunks_of_another_group_saves_nothing(told, client):
     assert reported(client) == {"dram": ("failed", CHUNK), "remote": ("failed", 2 * CHUNK)}
 
 
+@pytest.mark.parametrize(
+    ("more", "beside", "shared"), [([], False, False), ([], True, True), ([b"window"], False, True)]
+)
+def test_a_load_beside_others_or_of_several_groups_is_no_measure_of_its_tiers(told, client, more, beside, shared):
+    """Its seconds are also those of other requests' chunks, or of chunks that are not the chain's."""
+    request = fetching()
+    keys = [*CHAIN[1:], *more]
+    job = load(*keys, keys=keys)
+    job.shared = beside
+    told.loaded(request, job)
+    told.begun(request, 4 * CHUNK)
+    assert [report.shared for report in client.reports[0]] == [shared, shared]
+
+
 @pytest.mark.parametrize(("had", "again"), [(None, (0, 0)), (0, (1, 2)), (3, (0, 1)), (4, (0, 0))])
 def test_what_was_chosen_and_not_begun_is_computed_again(told, client, had, again):
     """Where staging had no room; but not what other requests' loads brought, or that of a request that ended before."""

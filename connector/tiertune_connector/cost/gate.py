@@ -5,7 +5,8 @@ time to the first token is max(fetch(c), backlog) + prefill(rest after c).
 
 The seconds of a fetch from the remote are in doubt: with a standard error d of their logarithm, the fetch takes exp(d)
 or exp(-d) times its prediction, each as likely, and the gate weighs the mean of both. So a doubtful fetch is dearer,
-and a backlog hides it only if the backlog lasts as long as a slow fetch. The copy to the device is not in doubt.
+and a backlog hides it only if the backlog lasts as long as a slow fetch. The copy to the device is not in doubt, nor
+that a request that fetches is put off by steps of others.
 
 A second of prefill, or of the link to the remote, also makes others wait: the gate weighs the cut at its price for all
 (``others``). The seconds that it reports are the request's own.
@@ -51,7 +52,7 @@ class GateSettings(msgspec.Struct, frozen=True):
     min_fetch_tokens: int = 0
     """Fewer tokens than this are not worth a fetch from the tier."""
     deadline_factor: float = 1.5
-    """A load may take this many times its prediction."""
+    """A load may take this many times what it is predicted to take if it is slow."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -69,12 +70,14 @@ class Candidate(msgspec.Struct, frozen=True):
     fetch_s: Predicted
     """Predicted seconds of fetching; None: unknown."""
     recompute_s: Predicted
-    """Predicted seconds of recomputing, plus those of the backlog that fetch and copy to the device overlap, minus
-    those of the copy; None: unknown."""
+    """Predicted seconds of recomputing, plus those of the backlog that fetch, copy to the device and being put off
+    overlap, minus those of the latter two; None: unknown."""
     backlog_s: float = 0.0
     """Predicted seconds that the request waits for others while the fetch goes on."""
     prefills: int = 0
     """Other requests with unfinished prefills on the engine: a second of prefill costs as many more of waiting."""
+    doubt: float = 0.0
+    """Standard error of the logarithm of ``fetch_s``; 0 for local tiers."""
 
     def cut_to(self, fetched: int, elsewhere: int) -> "Candidate":
         """As if only so many were fetched: predictions in proportion; ``elsewhere`` were had without this fetch."""
@@ -140,13 +143,15 @@ def waited_s(actual_s: float, backlog_s: float, prefills: int) -> float:
 def deadline_s(
     decision: GateDecision, settings: Mapping[str, GateSettings], *, unknown_s: float, floor_s: float
 ) -> float:
-    """Seconds that the load may take: its prediction times the largest factor of the tiers fetched from.
+    """Seconds that the load may take: those of a slow one times the largest factor of the tiers fetched from.
 
+    It was chosen because it pays in the mean of slow and quick: without the slow ones it would not.
     ``unknown_s`` if there is no prediction. Never less than ``floor_s``, nor than the request waits anyway.
     """
-    tuned = [settings.get(candidate.tier, _DEFAULT) for candidate in decision.candidates if candidate.fetched]
-    factor = max((bounds.deadline_factor for bounds in tuned), default=1.0)
-    allowed_s = unknown_s if decision.fetch_s is None else factor * decision.fetch_s
+    fetched = [candidate for candidate in decision.candidates if candidate.fetched]
+    factor = max((settings.get(each.tier, _DEFAULT).deadline_factor for each in fetched), default=1.0)
+    slow_s = sum(exp(each.doubt) * (each.fetch_s or 0.0) for each in fetched)
+    allowed_s = unknown_s if decision.fetch_s is None else factor * max(slow_s, decision.fetch_s)
     return max(floor_s, allowed_s, decision.backlog_s)
 
 
@@ -163,6 +168,7 @@ def decide(
     backlog_s: float = 0.0,
     others: Others = ALONE,
     copy_s: float = 0.0,
+    put_off_s: float = 0.0,
     most: int = MANY,
 ) -> GateDecision:
     """Choose how many leading chunks to have; ``tiers[i]`` holds chunk i of the prompt, from its head, without gaps.
@@ -170,7 +176,8 @@ def decide(
     The first ``computed_tokens`` have KV on the GPU already and cost nothing. ``prefill(h, n)`` predicts the seconds of
     computing tokens h to n of the prompt, for each h, without backlog; a fetch overlaps ``backlog_s``. ``others`` set
     the price of a prefill and of the link to the remote; local tiers have none. ``copy_s``: seconds of copying a
-    fetched chunk to the engine's device, whatever its tier. A tier that ``fetch`` does not name has an unknown cost,
+    fetched chunk to the engine's device, whatever its tier; ``put_off_s``: those that a request loses which does not
+    take part in the next step, however little it fetches. A tier that ``fetch`` does not name has an unknown cost,
     one that ``settings`` does not name the default settings. If a cost is unknown, local chunks are fetched and remote
     ones not. At ``most`` so many leading chunks can be had: there is no room for more.
     """
@@ -190,7 +197,8 @@ def decide(
             unknown = estimate is None or left_s is None
             least = -(-bounds.min_fetch_tokens // chunk_tokens)
             costs = estimate, chunk_bytes, others.transfer_price if tier == REMOTE else 1.0
-            offer = offers[tier] = _Offer(tier, bounds, *costs, copy_s=copy_s, unknown=unknown, least=least)
+            apart = copy_s, 0.0 if offers else put_off_s
+            offer = offers[tier] = _Offer(tier, bounds, *costs, apart=apart, unknown=unknown, least=least)
             if first + start >= most:
                 offer.refusal = offer.refusal or Reason.NO_ROOM
         offer.runs.append((start, end))
@@ -203,7 +211,7 @@ class _Offer:
     """One tier's chunks of one request, counted from the first that is not computed."""
 
     __slots__ = (
-        "_chunk_bytes", "_estimate", "copy_s", "least", "quick_s", "refusal", "runs", "slow_s", "tier", "unknown",
+        "_apart", "_chunk_bytes", "_estimate", "least", "quick_s", "refusal", "runs", "slow_s", "tier", "unknown",
     )  # fmt: skip
 
     def __init__(
@@ -214,11 +222,11 @@ class _Offer:
         chunk_bytes: int,
         price: float,
         *,
-        copy_s: float,
+        apart: tuple[float, float],
         unknown: bool,
         least: int,
     ) -> None:
-        """A second of the transfer, but not of its wait, costs ``price``; then copying each chunk takes ``copy_s``.
+        """A second of the transfer, but not of its wait, costs ``price``; ``apart``: seconds beside it, each and all.
 
         ``unknown``: nobody knows whether a fetch pays; fewer than ``least`` chunks are not worth one.
         """
@@ -232,7 +240,7 @@ class _Offer:
         self.runs: list[tuple[int, int]] = []
         self._estimate = estimate
         self._chunk_bytes = chunk_bytes
-        self.copy_s = copy_s
+        self._apart = apart
         self.slow_s = self.quick_s = (0.0, 0.0)
         """Seconds, at their price, of a slow and a quick fetch: its fixed part, and that of each chunk; 0 if unknown.
 
@@ -242,8 +250,9 @@ class _Offer:
             fixed_s = bounds.margin * (price * estimate.t0_s + estimate.queue_s)
             chunk_s = bounds.margin * price * (estimate.per_chunk_s + chunk_bytes / estimate.bytes_per_s)
             slow = exp(estimate.doubt) if tier == REMOTE else 1.0
-            self.slow_s = slow * fixed_s, slow * chunk_s + copy_s
-            self.quick_s = fixed_s / slow, chunk_s / slow + copy_s
+            each_s, all_s = apart
+            self.slow_s = slow * fixed_s + all_s, slow * chunk_s + each_s
+            self.quick_s = fixed_s / slow + all_s, chunk_s / slow + each_s
 
     def enough(self) -> int:
         """The first cut with as many chunks as are worth a fetch."""
@@ -253,6 +262,11 @@ class _Offer:
                 return start + missing
             missing -= end - start
         return MANY
+
+    def apart_s(self, chunks: int) -> float:
+        """Seconds beside the transfer of so many chunks."""
+        each_s, all_s = self._apart
+        return each_s * chunks + all_s
 
     def candidate(self, cut: int, left_s: Floats | None, backlog_s: float, prefills: int) -> Candidate:
         taken = [(start, min(end, cut)) for start, end in self.runs if start < cut]
@@ -264,13 +278,14 @@ class _Offer:
         if left_s is not None:
             recompute_s = float(sum([left_s[start] - left_s[end] for start, end in taken or self.runs]))
             if fetch_s is not None:
-                copied_s = self.copy_s * priced
-                recompute_s = max(0.0, recompute_s + min(backlog_s, fetch_s + copied_s) - copied_s)
+                apart_s = self.apart_s(priced)
+                recompute_s = max(0.0, recompute_s + min(backlog_s, fetch_s + apart_s) - apart_s)
         if fetched:
             reason = Reason.UNKNOWN_COST if self.unknown else Reason.CHEAPER
         else:
             reason = self.refusal or (Reason.TOO_SHORT if chunks < self.least else Reason.SLOWER)
-        return Candidate(self.tier, chunks, fetched, reason, fetch_s, recompute_s, backlog_s, prefills)
+        doubt = estimate.doubt if estimate is not None and self.tier == REMOTE else 0.0
+        return Candidate(self.tier, chunks, fetched, reason, fetch_s, recompute_s, backlog_s, prefills, doubt)
 
 
 _DEFAULT = GateSettings()
@@ -312,8 +327,8 @@ def _decision(
     candidates, ahead_s = [], backlog_s
     for offer in offers.values():
         candidate = offer.candidate(fetched, left_s, ahead_s, prefills)
-        copied_s = offer.copy_s * (candidate.fetched or candidate.chunks)
-        ahead_s = max(0.0, ahead_s - (candidate.fetch_s or 0.0) - copied_s)
+        apart_s = offer.apart_s(candidate.fetched or candidate.chunks)
+        ahead_s = max(0.0, ahead_s - (candidate.fetch_s or 0.0) - apart_s)
         candidates.append(candidate)
     chosen = [one for one in candidates if one.fetched] or candidates
     fetch_s = _sum([candidate.fetch_s for candidate in chosen])

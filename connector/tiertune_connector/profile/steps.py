@@ -22,6 +22,9 @@ IN_FLIGHT = 64
 """Steps behind which an output or a measurement that has not come is taken as lost. A worker with nothing more to do
 ships its last measurement only with the next step."""
 
+SMOOTHED = 0.2
+"""Weight of the newest step among those that decode."""
+
 
 @dataclass(slots=True, eq=False)
 class _Step:
@@ -62,6 +65,14 @@ class Steps:
         self._last_output = 0.0
         """When the last output of a step with tokens came."""
         self._measures = False
+        self._decode_s = 0.0
+        """Of late, as others wait for it; 0 after a step without tokens: nobody decodes."""
+
+    @property
+    def decode_s(self) -> float:
+        """Wall seconds of a step that only decodes, if such steps go on now; else 0."""
+        since_s = self.clock() - self._last_output
+        return self._decode_s if since_s <= 2 * self._decode_s else 0.0
 
     def given(self, spans: Iterable[Span], then: Callable[[], None] = lambda: None) -> int:
         """The engine has a step to do; returns its number, under which it may be ``measured``.
@@ -86,6 +97,10 @@ class Steps:
         if step.spans:
             step.seconds = max(0.0, now - max(step.started, self._last_output))
             self._last_output = now
+            if all(end - first <= self.decode_tokens for first, end in step.spans):
+                self._decode_s += (SMOOTHED if self._decode_s else 1.0) * (step.seconds - self._decode_s)
+        else:
+            self._decode_s = 0.0
         if not (step.spans and self._measures) or len(step.told) >= self.ranks:
             self._count(number)
         step.then()

@@ -298,6 +298,9 @@ class TierReport(msgspec.Struct, frozen=True, array_like=True):
     """Other requests whose prefill was not finished on the engine when the gate decided."""
     vain_tokens: Count = 0
     """Those of ``fetched_tokens`` that did not come or were of no use, so the engine computed them anyway."""
+    shared: bool = False
+    """``actual_s`` does not tell the tier's cost: part of it is other loads', other groups' chunks', or that of a tier
+    that was not offered."""
 
 
 class Report(Message, tag="report", frozen=True):

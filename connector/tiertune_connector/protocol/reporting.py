@@ -26,6 +26,7 @@ def tier_reports(
     seconds: Mapping[str, float] | None = None,
     failure: str = "",
     used: GateDecision | None = None,
+    shared: bool = False,
 ) -> list[TierReport]:
     """One report for each tier that offered chunks.
 
@@ -35,7 +36,8 @@ def tier_reports(
     fetched from if DRAM gave nothing. ``failure`` is ``late`` or ``failed`` if not all of the fetch came, and
     ``unknown`` if nobody can tell what it was worth. ``used`` is what is left of the decision if the engine computed
     some of it anyway; without it a failed fetch came to nothing. Of a tier whose chunks came, and were of use in part,
-    the predictions are that part's; if none was of use it has failed.
+    the predictions are that part's; if none was of use it has failed. ``shared``: other loads,
+    or other groups' chunks, came meanwhile.
     """
     kept = used or (decision.cut_to(0, (), ()) if failure else decision)
     fetched = [candidate.tier for candidate in decision.candidates if candidate.fetched]
@@ -43,6 +45,8 @@ def tier_reports(
     if fetched and actual_s is not None:
         took = {tier: min((seconds or {}).get(tier, 0.0), actual_s) for tier in fetched}
         took[DRAM if DRAM in took else fetched[-1]] += actual_s - max(took.values())
+        # What DRAM had at the lookup may have left for another tier since.
+        shared = shared or any(waited_s for tier, waited_s in (seconds or {}).items() if tier not in took)
     reports = []
     for chosen, left in zip(decision.candidates, kept.candidates, strict=True):
         told, failed = chosen, failure
@@ -63,6 +67,7 @@ def tier_reports(
             max(0.0, told.backlog_s),
             told.prefills,
             (chosen.fetched - left.fetched) * chunk_tokens,
+            shared and actual is not None,
         )
         reports.append(report)
     return reports

@@ -72,7 +72,8 @@ class Loads(Parts):
         for tier in report.tiers:
             self.accounts.gate(tier, session.chunk_bytes)
             self.accounts.computed_again(session, recomputed(tier))
-            if alone and tier.tier == "dram" and tier.actual_s and tier.outcome in ("won", "lost"):
+            own = alone and not tier.shared and tier.outcome in ("won", "lost")
+            if own and tier.tier == "dram" and tier.actual_s:
                 chunks = max(1, tier.fetched_tokens // session.chunk_tokens)
                 self.health.dram_took(chunks, chunks * session.chunk_bytes, tier.actual_s)
 

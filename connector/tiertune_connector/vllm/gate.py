@@ -5,7 +5,7 @@ Its own prefill cost is weighed against the store's fetch costs. Imports no vLLM
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -32,6 +32,9 @@ PREFETCHES = 8
 """Waiting requests whose chunks are brought into DRAM at once."""
 FADE = 0.9
 """Weight that earlier copies keep with each new one."""
+PUT_OFF = 1.5
+"""Steps of others that a fetch costs its request beside its own seconds: it is over within one of them, and the copy to
+the device takes part in the next."""
 DECLINED = 0.99
 """Factor on the copies' seconds at each decision to fetch nothing for their sake: else a slow one would be the last."""
 
@@ -105,6 +108,8 @@ class EngineGate:
     facts: Facts
     settings: EngineSettings
     chunk_bytes: int
+    decode_s: Callable[[], float] = lambda: 0.0
+    """Seconds of the steps in which others decode now."""
 
     def __post_init__(self) -> None:
         self.backlog = Backlog(self.prefill)
@@ -184,6 +189,7 @@ class EngineGate:
             settings=found.gate,
             backlog_s=self.backlog.seconds(ask.request),
             others=Others(self.backlog.others(ask.request), remote.transfers if remote else 0),
+            put_off_s=PUT_OFF * self.decode_s(),
             most=len(reached),
         )
         decision = choice(copy_s=copy_s)

@@ -141,6 +141,7 @@ class Telemetry:
             seconds=job.reply.seconds if job and job.reply else None,
             failure=_failure(ask, job) if job else "",
             used=used,
+            shared=job is not None and (job.shared or not set(job.keys) <= set(ask.chain)),
         )
         self.client.tell(Report(reports))
         self._stats.gated(reports)

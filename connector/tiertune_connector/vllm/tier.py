@@ -106,7 +106,9 @@ class TierTuneTier(SecondaryTierManager):
             attributes={"tiertune.stage": settings.stage, "tiertune.namespace": namespace.digest},
         )
         self.telemetry = Telemetry(self._client, steps=steps, tracing=tracing, chunk_tokens=chunk_tokens)
-        self.gate = EngineGate(self._client, prefill, self.telemetry, facts, settings, chunk_bytes=fetched_bytes)
+        self.gate = EngineGate(
+            self._client, prefill, self.telemetry, facts, settings, fetched_bytes, lambda: steps.decode_s
+        )
         self._lookups = Lookups(
             self._client,
             choose=self.gate.choose,

@@ -55,6 +55,8 @@ class Job:
     """The store's, to a load, until it is copied or given back."""
     handed: bool = False
     """A copying thread has the load, or it is in their queue: one thread at a time."""
+    shared: bool = False
+    """Another load was under way at the same time, by the same threads."""
     seconds: float = 0.0
     late: bool = False
     done: list[bytes] = field(default_factory=list)
@@ -154,6 +156,9 @@ class Transfers:
     def _start(self, job: Job) -> None:
         job.started = self._clock()
         with self._changed:
+            beside = [other for other in self._jobs.values() if other.loads and not other.over] if job.loads else []
+            for each in (*beside, job) if beside else ():
+                each.shared = True
             self._jobs[job.id] = job
 
     def _all_over(self) -> bool:

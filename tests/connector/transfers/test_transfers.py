@@ -24,6 +24,22 @@ def test_a_load_fills_the_rows_it_was_given(transfers, client, staging):
     assert transfers.take() == []
 
 
+def test_loads_under_way_at_the_same_time_are_shared(transfers, client):
+    """What each of them took is no measure of a copy: it may have waited for the other's."""
+    for number in range(2):
+        load(transfers, number)
+    for number in range(2):
+        client.comes(question=number)
+    transfers.drain(10)
+    assert [job.shared for job in transfers.take()] == [True, True]
+    load(transfers)
+    store(transfers, 2)
+    client.comes(question=2)
+    client.grants(Reserved([None] * 3, ["present"] * 3))
+    transfers.drain(10)
+    assert [job.shared for job in transfers.take()] == [False, False], "those before it are over"
+
+
 def test_jobs_need_no_thread_that_is_not_there_yet(transfers, client, monkeypatch):
     """A machine may run out of threads later: then vLLM's scheduler would end, on which jobs begin."""
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
