@@ -69,6 +69,25 @@ def test_what_waits_is_found_behind_namespaces_that_wait_no_more():
     assert not queue
 
 
+def test_a_model_of_small_chunks_is_written_beside_one_of_large_chunks():
+    """Each gets as many bytes while it has any waiting; what it left to the other does not count later."""
+    queue, sizes = WriteQueue(), {A: 3_200, B: 20}
+    more = {name: replace(write(b"key", [], name), payload=memoryview(bytes(size))) for name, size in sizes.items()}
+
+    def written(count):
+        for _ in range(count):
+            write = queue.pop()
+            queue.append(write)
+            yield write.namespace
+
+    queue.append(more[B])
+    assert list(written(1000)) == [B] * 1000
+    queue.append(more[A])
+    both = list(written(1610))
+    ahead = [both[:end].count(A) * sizes[A] - both[:end].count(B) * sizes[B] for end in range(1610)]
+    assert max(map(abs, ahead)) <= sizes[A] + sizes[B]
+
+
 @pytest.mark.parametrize("at_most", [5, MAX_QUEUED])
 def test_a_full_queue_drops_and_counts(lane, tier, counters, at_most):
     """It never blocks, whatever the tier does."""

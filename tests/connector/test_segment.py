@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from connector.stores import NAMESPACE
 from tiertune_connector.tiers.index import SharedIndex
 from tiertune_connector.tiers.linux import memory_bytes
 from tiertune_connector.tiers.segment import PAGE, Geometry, Segment, slot_stride
+from tiertune_connector.vllm.joining import join
+from tiertune_connector.vllm.settings import EngineSettings
 
 F_SEAL_FUTURE_WRITE = 0x10
 GEOMETRY = Geometry(slots=8, chunk_bytes=3 * PAGE + 5)
@@ -53,6 +57,19 @@ def test_a_slot_given_back_returns_exactly_its_memory(segment):
     segment.take_again([3])
     assert taken(segment.fd) == full
     assert [int(segment.slot(slot)[7]) for slot in range(GEOMETRY.slots)] == [1, 2, 3, 0, 5, 6, 7, 8]
+
+
+def test_an_engine_may_map_as_many_segments_as_its_system_allows(home):
+    """Else its connection ends whenever a thousand are mapped, and its own files cannot be opened just before."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+        join(
+            EngineSettings(socket=str(home / "s.sock"), connect_timeout=0.0), NAMESPACE, chunk_bytes=1, engine="e"
+        ).close()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize("make", [partial(Segment.create, 1, GEOMETRY), partial(SharedIndex.create, 100)])

@@ -15,6 +15,7 @@ import pytest
 from connector.stores import CHUNK_BYTES, NAMESPACE, STRIDE, Engine, chain, eventually, short_folder
 from e2e.stalls import timed
 from e2e.store_child import Child, limited, resident_bytes
+from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.frames import MAX_FRAME_BYTES, Frames
 from tiertune_connector.protocol.messages import (
     Abort,
@@ -258,6 +259,19 @@ def test_a_store_without_descriptors_serves_who_is_there_and_tells_it(home):
         eventually(lambda: store.http.total("internal_errors_total", place="accept") > 0)
         with Engine(store.socket, connect_s=10) as late:
             assert late.get(chain("k", 6)) == 6
+
+
+def test_large_dram_leaves_descriptors_for_engines(home):
+    """It has less than it is to have, which its log tells; engines come, also those of another model."""
+    large = {"capacity": 1024 * STRIDE, "segment": 16 * STRIDE}
+    with Child(home, first=limited("RLIMIT_NOFILE", 96), dram=large) as store, Engine(store.socket) as engine:
+        eventually(lambda: "Too many open files; it goes on trying" in store.log.read_text())
+        assert store.http.total("tier_capacity_bytes", tier="dram", state="effective") > 256 * STRIDE
+        other = Namespace(model="other", chunk_tokens=NAMESPACE.chunk_tokens)
+        with Engine(store.socket, name="b") as second, Engine(store.socket, name="c", namespace=other) as third:
+            engine.put_all(chain("k", 6))
+            assert second.get(chain("k", 6)) == 6
+            assert third.connected
 
 
 def test_a_clock_that_jumps_changes_nothing_but_the_hour(home):

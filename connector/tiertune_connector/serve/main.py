@@ -2,7 +2,6 @@
 
 import logging
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +35,7 @@ from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.linux import most_memory
 from tiertune_connector.tiers.media import MEDIA
 from tiertune_connector.tiers.redis import RedisTier
+from tiertune_connector.tiers.segment import allow_descriptors
 from tiertune_connector.tiers.spread import SpreadTier
 from tiertune_connector.tuning import LOCAL
 from tiertune_connector.units import format_size
@@ -217,16 +217,10 @@ def remote_tier(settings: RemoteSettings, writer: str, counters: Counters, codec
     return SpreadTier(servers, counters, patience_s=settings.timeout) if len(servers) > 1 else one
 
 
-def _allow_descriptors() -> None:
-    """Raise the limit: a segment of memory takes two descriptors, the usual one is 1024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def run(process: StoreProcess) -> None:
     """Serve until SIGTERM, SIGINT or a lack of clients. For a process's main thread."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    _allow_descriptors()
+    allow_descriptors()
     with until_told() as ending:
         try:
             process.start()

@@ -27,7 +27,7 @@ _WAITING = 128
 _DRAINED = 8
 """With one in so many written since the last step, perhaps 5 ms ago, a queue would be empty before a step in 50 ms."""
 _QUEUED_SHARE = 2
-"""At most one in so many chunks of a pool waits to be written behind."""
+"""At most one in so many chunks of a pool waits to be written behind, for all tiers together."""
 _MADE_ROOM = ("room", "capacity")
 Chunk = tuple[bytes, Slot]
 """A key, and where its chunk lies in DRAM."""
@@ -67,7 +67,7 @@ class WriteBehind(Reach):
             refused = lane.breaker.open or lane.breaker.paused
             for digest, held in list(self.dram.pools.items()):
                 with self.dram.lock:
-                    most = min(_WAITING, _queue_length(held))
+                    most = min(_WAITING, self._queue_length(held))
                     drained = room = 0 if refused else most - lane.writers.queued(digest)
                     for key, slot in self._missing(tier, self._next_victims(tier, held)) if room > 0 else ():
                         room -= not lane.breaker.refuses(key) and self._offer(tier, digest, key, slot)
@@ -124,7 +124,7 @@ class WriteBehind(Reach):
                 self.dram.unpin(digest, key)
 
         write = Write(digest, key, slot.view(), replace(slot.origin, checksum=slot.checksum), done)
-        self.lanes[tier].writers.queue(write, at_most=_queue_length(self.dram.pools[digest]))
+        self.lanes[tier].writers.queue(write, at_most=self._queue_length(self.dram.pools[digest]))
         return True
 
     def _wanted(self, tier: SlowerTier, digest: str, key: bytes, *, used: bool) -> bool:
@@ -140,13 +140,12 @@ class WriteBehind(Reach):
         held = self.disk.pools.get(digest) if self.disk and tier == "disk" else None
         return held is None or (held.pool.capacity > 0 and key not in held.pool)
 
+    def _queue_length(self, held: DramPool) -> int:
+        """Most chunks of a pool in a queue, lest slow tiers pin it all; others are offered when used again."""
+        return max(1, held.pool.capacity // _QUEUED_SHARE // max(1, len(self.tiers("evict", "commit"))))
+
 
 def _ahead(pool: Pool[Slot]) -> int:
     """How many victims to write: with the free room, they make the share that may leave at once."""
     free = pool.capacity - len(pool)
     return max(0, min(pool.capacity // _AHEAD_SHARE + 1 - free, _MOST_AHEAD))
-
-
-def _queue_length(held: DramPool) -> int:
-    """Most chunks of a pool in a queue, lest a slow tier pin it all; others are offered when used again."""
-    return max(1, held.pool.capacity // _QUEUED_SHARE)

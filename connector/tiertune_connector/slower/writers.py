@@ -2,7 +2,7 @@
 
 import errno
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,10 +28,17 @@ class Write:
 
 
 class WriteQueue:
-    """What waits to be written: namespaces take turns, each in its own order. Guarded by its writers' lock."""
+    """What waits to be written, each namespace's in its own order. Guarded by its writers' lock.
+
+    Those that wait share the bytes evenly: by chunks in turn, one of small chunks would hardly be written beside one of
+    large chunks.
+    """
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[Write]] = OrderedDict()
+        self._waiting: dict[str, deque[Write]] = {}
+        self._taken: dict[str, int] = {}
+        """Bytes of each that waits, or has had more than its part; one that comes has had as many as the others."""
+        self._least = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -42,13 +49,18 @@ class WriteQueue:
 
     def append(self, write: Write) -> None:
         self._waiting.setdefault(write.namespace, deque()).append(write)
+        self._taken[write.namespace] = max(self._least, self._taken.get(write.namespace, 0))
 
     def pop(self) -> Write:
-        """The next one; KeyError if none waits."""
-        namespace, writes = self._waiting.popitem(last=False)
-        write = writes.popleft()
-        if writes:
-            self._waiting[namespace] = writes
+        """The next one; ValueError if none waits."""
+        namespace = min(self._waiting, key=self._taken.__getitem__)
+        self._least = self._taken[namespace]
+        write = self._waiting[namespace].popleft()
+        self._taken[namespace] += len(write.payload)
+        if not self._waiting[namespace]:
+            del self._waiting[namespace]
+            waiting, least = self._waiting, self._least
+            self._taken = {name: had for name, had in self._taken.items() if name in waiting or had > least}
         return write
 
     def take(self, matches: Callable[[Write], bool] = lambda _: True) -> list[Write]:

@@ -7,6 +7,7 @@ slot's generation changes whenever its contents may change hands, so a reader kn
 import errno
 import mmap
 import os
+import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +19,14 @@ from tiertune_connector.chunk import Bytes
 from tiertune_connector.tiers.linux import keep_size, populate, punch_hole, spare_memory
 
 PAGE = mmap.PAGESIZE
+_MOST_KEPT = 256
+"""Descriptors that a store keeps for all else: clients, tiers, HTTP."""
+
+
+def allow_descriptors() -> None:
+    """Raise this process's limit: a segment takes two of a store's, and one of a client's; the usual one is 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def slot_stride(chunk_bytes: int) -> int:
@@ -79,8 +88,8 @@ class Segment(Mapped):
 
     @classmethod
     def create(cls, number: int, geometry: Geometry) -> "Segment":
-        """Fresh memory, already touched: OSError if the machine has not that much."""
-        with touched(f"tiertune-{number}", geometry.total_bytes) as fd:
+        """Fresh memory, already touched: OSError if the machine has not that much, or too few descriptors are left."""
+        with touched(f"tiertune-{number}", geometry.total_bytes, most_kept=_MOST_KEPT) as fd:
             return cls(number, geometry, fd, keep=True)
 
     def slot(self, index: int) -> Bytes:
@@ -124,13 +133,14 @@ class Segment(Mapped):
 
 
 @contextmanager
-def touched(name: str, nbytes: int) -> Iterator[int]:
+def touched(name: str, nbytes: int, *, most_kept: int = 0) -> Iterator[int]:
     """A new memfd of touched memory, whose size is fixed; closed if what follows fails.
 
-    OSError if the machine has not that much.
+    OSError if the machine has not that much, or after it fewer than ``most_kept`` descriptors were left, or a quarter.
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
+        _leaves_descriptors(fd, most_kept)
         spared(nbytes)
         os.posix_fallocate(fd, 0, nbytes)
         keep_size(fd)
@@ -144,3 +154,10 @@ def spared(nbytes: int) -> None:
     """OSError if the machine has not that much to spare."""
     if nbytes > spare_memory():
         raise OSError(errno.ENOMEM, "this machine or container has not so much memory left")
+
+
+def _leaves_descriptors(fd: int, most_kept: int) -> None:
+    """OSError if a new descriptor, which is the lowest free one, is one of the last ``most_kept``, or last quarter."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if fd >= most - min(most_kept, most // 4):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -8,6 +8,7 @@ from tiertune_connector.client.store_client import StoreClient
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import LABEL_CHARS
 from tiertune_connector.serve import embedded
+from tiertune_connector.tiers.segment import allow_descriptors
 from tiertune_connector.vllm.settings import EngineSettings
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -15,6 +16,7 @@ logger = logging.getLogger(f"vllm.{__name__}")
 
 def join(settings: EngineSettings, namespace: Namespace, *, chunk_bytes: int, engine: str) -> StoreClient:
     """The client of the engine with that id; without a store, it keeps trying, and finds nothing meanwhile."""
+    allow_descriptors()
     path = Path(settings.socket)
     client = StoreClient(
         path,

@@ -12,6 +12,7 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import Own
 from tiertune_connector.serve.server import Server
 from tiertune_connector.tiers.base import Outcome
+from tiertune_connector.tiers.disk import DiskTier
 
 pytestmark = pytest.mark.slow
 
@@ -125,6 +126,30 @@ def test_a_full_queue_drops_counts_and_is_caught_up_later(remote, store, engine,
     eventually(lambda: store.store.lanes["remote"].writers.queued() == 0)
     present = [key for key in keys if engine.find([key]) == ["dram"]]
     eventually(lambda: in_remote(remote, present))
+
+
+@pytest.mark.parametrize("first", ["disk", "remote"])
+def test_two_slow_tiers_leave_room_in_dram_too(home, remote, monkeypatch, first):
+    """Also where each keeps other chunks waiting: one stood still while the other went on, and then both do."""
+    goes_on, write = {name: threading.Event() for name in ("disk", "remote")}, DiskTier.write
+    goes_on["remote"].set()  # for its probe
+    monkeypatch.setattr(DiskTier, "write", lambda *given: goes_on["disk"].wait(30) and write(*given))
+    remote.fault = lambda operation: None if operation != "write" or goes_on["remote"].wait(30) else Outcome.ERROR
+    with used(home, remote, disk="16MiB", dram=64 * STRIDE) as (store, engine, http):
+        http.retune(tiers__disk__write="commit", tiers__remote__write="commit")
+        (other,) = {"disk", "remote"} - {first}
+        goes_on[first].clear()
+        goes_on[other].set()
+        for number in range(20):
+            engine.put(chain(f"a{number}", 4))
+        eventually(lambda: store.store.lanes[other].writers.queued() == 0)
+        goes_on[other].clear()
+        for number in range(20):
+            engine.put(chain(f"b{number}", 4))
+        assert engine.put(chain("more", 20)).count("") == 20, "the pool is not full of pins"
+        for each in goes_on.values():
+            each.set()
+        written(store)
 
 
 def test_a_chunk_that_could_not_be_written_is_tried_again(remote, store, engine, http):
