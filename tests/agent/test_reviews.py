@@ -88,11 +88,15 @@ def test_what_does_not_stand_is_not_reviewed(agent, store, clock, arc, soak):
     assert reviews(agent, arc) == []
 
 
-def test_a_store_that_is_missed_once_while_a_verdict_waits_is_not_away(agent, store, clock, arc, soak):
-    """A freeze over days holds the rollback: the day of patience begins when the store was last heard."""
-    agent.history.journal.freeze("release", "ops", clock.now(), None)
-    soak(6, 600, 500)
-    clock.advance(2 * 86400)
+def test_a_store_that_is_missed_once_while_a_verdict_waits_is_not_away(
+    agent, store, clock, auto, rounds, policy_file
+):
+    """A long soak without figures goes on for its length: the day of patience begins when the store was last heard."""
+    policy_file.write_text(policy_file.read_text().replace("soak: 1m", "soak: 2d"))
+    rounds(1)
+    arc = made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
+    rounds(1)
+    clock.advance(3.5 * 86400)
     agent.tick()
     store.up = False
     for away_s, ends in ((15, "soaking"), (86400 - 16, "soaking"), (1, "inconclusive")):
@@ -101,3 +105,17 @@ def test_a_store_that_is_missed_once_while_a_verdict_waits_is_not_away(agent, st
         assert agent.history.decisions.get(arc.id).state == ends
     (verdict,) = agent.history.verdicts.of(arc.id)
     assert verdict["reason"] == "the store has been away for a day"
+
+
+def test_a_verdict_that_a_freeze_held_outlasts_a_store_that_was_away(agent, store, clock, arc, soak):
+    """Both for days: what its soak showed is carried out once something may change and the store is back."""
+    agent.history.journal.freeze("release", "ops", clock.now(), None)
+    soak(6, 600, 500)
+    store.up = False
+    clock.advance(3 * 86400)
+    agent.tick()
+    agent.history.journal.unfreeze(clock.now())
+    agent.tick()
+    store.up = True
+    soak(1, 500, 600)
+    assert agent.history.decisions.get(arc.id).state == "rolled_back"

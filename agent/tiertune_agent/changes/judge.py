@@ -3,7 +3,7 @@
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from tiertune_agent.changes.control import ChangeControl, Refused
+from tiertune_agent.changes.control import VERDICT, ChangeControl, Refused
 from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.survey import HOUR, MEMORY, concerning
 from tiertune_agent.fields import in_force, read
@@ -120,16 +120,14 @@ class Judge:
     def _end(self, decision: Decision, verdict: Verdict, this: Round) -> None:
         state, reason = verdict.state, verdict.reason
         if state == State.ROLLED_BACK:
-            if frozen := self._changes.frozen() or this.frozen(decision, self._now()):
-                self._decisions.wait(decision, f"its verdict is to roll it back; frozen: {frozen}")
-                return  # it goes on soaking until something may change again
             mode = this.mode(decision) if decision.mode == "auto" else decision.mode
             doubt = self._doubt(decision)
             if unpaid := this.unpaid(decision, back=True):
                 doubt = f"; not rolled back: {unpaid}"
             if not doubt and mode == "auto":
+                frozen = self._changes.frozen() or this.frozen(decision, self._now())
                 with suppress(Refused):  # an operator was quicker
-                    self._changes.roll_back(decision, "verdict", reason, verdict.evidence)
+                    self._changes.roll_back(decision, VERDICT, reason, verdict.evidence, frozen=frozen)
                 this.note([decision])
                 return
             state = State.INCONCLUSIVE
