@@ -58,7 +58,7 @@ def test_what_was_followed_by_another_does_not_stand(agent, store, clock, auto, 
     asked = []
     event.listen(Engine, "before_cursor_execute", heard := lambda *call: asked.append(call[2]))
     try:
-        (found,) = agent.history.changed.standing(clock.now(), ["host-a"])
+        (found,) = agent.history.changed.standing(clock.now(), ["host-a"], [DIGEST])
     finally:
         event.remove(Engine, "before_cursor_execute", heard)
     assert found.id == last.id
@@ -85,6 +85,15 @@ def test_what_does_not_stand_is_not_reviewed(agent, store, clock, arc, soak):
     agent.changes.rollback(arc.id, "ops")
     clock.advance(8 * 86400)
     soak(1, 500, 600)
+    assert reviews(agent, arc) == []
+
+
+def test_what_was_decided_of_a_pool_that_is_gone_is_not_reviewed(agent, store, clock, arc, soak):
+    """Each revision of the weights has pools of its own, and its store's tuning goes on naming the former ones."""
+    soak(4, 500, 600)
+    store.tells("get_status", lambda told: {**told, "pools": {"cd" * 16: told["pools"][DIGEST]}})
+    clock.advance(8 * 86400)
+    soak(2, 500, 600)
     assert reviews(agent, arc) == []
 
 

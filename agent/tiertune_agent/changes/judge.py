@@ -13,7 +13,7 @@ from tiertune_agent.policy.document import rates
 from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target
 from tiertune_agent.remote.split import SPLIT
 from tiertune_agent.tuners import remote_fetch
-from tiertune_agent.tuners.base import pools
+from tiertune_agent.tuners.base import pools, served
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS
 from tiertune_agent.verdicts.soak import fill_seconds, slowest, soak_seconds
 from tiertune_agent.verdicts.trials import (
@@ -77,8 +77,8 @@ class Judge:
         """Ask once a week whether a decision still pays, by the same trial over the week; one decision per round."""
         if self._now() < self._none_until:
             return
-        since = self._now() - WEEK
-        for decision in self._history.changed.standing(since, [one.store for one in this.fleet]):
+        since, here = self._now() - WEEK, {digest for one in this.fleet for digest in served(one.status)}
+        for decision in self._history.changed.standing(since, [one.store for one in this.fleet], here):
             snapshot = this.snapshot_of(decision.target)
             if measure(decision) and snapshot and in_force(snapshot.tuning, decision.field) == decision.after:
                 told = f"the week has nothing to weigh {decision.field} by: what was before it is too long ago"
