@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from agent.agents import EVICTION, POLICY, answer, made, survey_of
+from agent.agents import EVICTION, POLICY, answer, made, pass_windows, survey_of
 from agent.fakes import DIGEST, FAST, SLOW, START, fetch, propose
 from tiertune_agent.changes.control import Refused, Unknown
 from tiertune_agent.records import FLEET, Prospect, State, Target
@@ -97,6 +97,20 @@ class TestByItself:
         assert state(agent, arc) == "soaking"
         rounds(1)
         assert verdict(agent, arc)["reason"] == "0 windows told anything, 3 are needed"
+
+    @pytest.mark.parametrize("restarts", [True, False])
+    def test_what_nobody_watched_is_watched_then(self, agent, agents, store, clock, arc, restarts):
+        """The agent, or its database, was away for hours in the soak: it is not judged by nothing as it is back."""
+        if restarts:
+            agents.end()
+        clock.advance(3 * 3600)
+        back = agents() if restarts else agent
+        back.leader.leads()
+        for index in range(6):
+            store.simulate("lru", 600 + index)
+            store.simulate("arc", 500 + 2 * index)
+            pass_windows(back, store, clock, tick=True)
+        assert stands(back, store, arc) == ("rolled_back", 3)
 
     @pytest.mark.parametrize(
         ("field", "before", "after", "minutes"),

@@ -32,6 +32,8 @@ from tiertune_agent.verdicts.verdict import Spells, Trial, Verdict, weigh
 
 PATIENCE = timedelta(days=1)
 """If a store stays away for this long after a soak, the verdict is inconclusive."""
+GAP = timedelta(minutes=10)
+"""Longer than two windows: who has not looked for this long does not know what a soak has shown meanwhile."""
 WEEK = timedelta(days=7)
 RARELY = timedelta(minutes=1)
 """When no decision is due for review, the next search is this much later, as it goes through all that stand."""
@@ -53,9 +55,13 @@ class Judge:
         self._now = now
         self._none_until = now()
         """Nothing is due for review before this time."""
+        self._ran: tuple[datetime, datetime] = now(), now()
+        """When the first and the last of the rounds began that no long gap lies between."""
 
     def run(self, this: Round) -> None:
         """Begin soaks and end those that are over."""
+        (began, last), now = self._ran, self._now()
+        self._ran = began if now - last <= GAP else now, now
         for decision in self._decisions.in_state(State.APPLIED):
             self._begin(decision, this)
         superseded = self._history.changed.superseded()
@@ -163,8 +169,8 @@ class Judge:
             told = f"somebody changed it within the soak: {decision.field} is {found}, not {decision.after}"
             return Verdict(State.INCONCLUSIVE, told, {})
         trial = self._trial(decision, began, this, snapshot)
-        if trial.windows < ENOUGH_WINDOWS and now < until + (until - began):
-            return None  # too little traffic: once the soak's length more
+        if trial.windows < ENOUGH_WINDOWS and now < max(until, self._ran[0]) + (until - began):
+            return None  # too little traffic, or nobody looked: once the soak's length more
         return self._weighed(decision, trial, this)
 
     def _gone(self, target: Target, this: Round) -> str:
