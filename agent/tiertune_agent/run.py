@@ -105,6 +105,7 @@ class Agent:
         engines = Engines(settings.engines, to_stores.tokenless)
         self.operators = Operators(self.history, self.collector, now, engines)
         rounds = Rounds(self.history, self.changes, now=now, window_s=settings.window)
+        watch = Watch(self.history, now)
         self.loop = Loop(
             collector=self.collector,
             history=self.history,
@@ -112,8 +113,8 @@ class Agent:
             changes=self.changes,
             operators=self.operators,
             rounds=rounds,
-            judge=Judge(self.history, self.changes, now),
-            watch=Watch(self.history, now),
+            judge=Judge(self.history, self.changes, now, watch.lately),
+            watch=watch,
             prospects=Prospects(self.history, whatif, now, settings.window),
             now=now,
             observer=self.observer,

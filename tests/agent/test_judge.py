@@ -99,7 +99,7 @@ class TestByItself:
         assert verdict(agent, arc)["reason"] == "0 windows told anything, 3 are needed"
 
     @pytest.mark.parametrize("restarts", [True, False])
-    def test_what_nobody_watched_is_watched_then(self, agent, agents, store, clock, arc, restarts):
+    def test_what_nobody_watched_is_watched_then(self, agent, agents, store, clock, arc, *, restarts):
         """The agent, or its database, was away for hours in the soak: it is not judged by nothing as it is back."""
         if restarts:
             agents.end()

@@ -98,7 +98,7 @@ def test_what_was_decided_of_a_pool_that_is_gone_is_not_reviewed(agent, store, c
 
 
 def test_a_store_that_is_missed_once_while_a_verdict_waits_is_not_away(
-    agent, store, clock, auto, rounds, policy_file
+    agent, store, clock, auto, rounds, *, policy_file
 ):
     """A long soak without figures goes on for its length: the day of patience begins when the store was last heard."""
     policy_file.write_text(policy_file.read_text().replace("soak: 1m", "soak: 2d"))

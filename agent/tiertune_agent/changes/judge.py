@@ -1,16 +1,17 @@
 """Watches applied changes through their soak, then keeps them, rolls them back, or calls them inconclusive."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 
 from tiertune_agent.changes.control import VERDICT, ChangeControl, Refused
 from tiertune_agent.changes.round import Round
-from tiertune_agent.changes.survey import HOUR, MEMORY, concerning
+from tiertune_agent.changes.survey import MEMORY, concerning
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import rates
-from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target
+from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target, Windows
 from tiertune_agent.remote.split import SPLIT
 from tiertune_agent.tuners import remote_fetch
 from tiertune_agent.tuners.base import pools, served
@@ -48,8 +49,10 @@ DOUBTED = "; not rolled back: a switch-on was undone before, and its tuner makes
 
 
 class Judge:
-    def __init__(self, history: History, changes: ChangeControl, now: Now) -> None:
+    def __init__(self, history: History, changes: ChangeControl, now: Now, lately: Callable[[str], Windows]) -> None:
+        """``lately``: windows of a store's last hour; of hundreds of stores they cannot be read in a round."""
         self._history = history
+        self._lately = lately
         self._decisions = history.decisions
         self._changes = changes
         self._now = now
@@ -117,7 +120,7 @@ class Judge:
     def _store_fill_s(self, snapshot: Snapshot, target: Target, capacity: float) -> float | None:
         windows = [
             window
-            for window in self._history.measured.fleet_windows([snapshot.store], self._now() - HOUR, self._now())
+            for window in self._lately(snapshot.store)
             if window.tier == target.tier and target.namespace in ("", window.namespace)
         ]
         chunk_bytes = {digest: float(pool.get("chunk_bytes") or 0) for digest, pool in pools(snapshot.status).items()}
