@@ -11,7 +11,7 @@ from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import rates
-from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target, Windows
+from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target, Windows, parts
 from tiertune_agent.remote.split import SPLIT
 from tiertune_agent.tuners import remote_fetch
 from tiertune_agent.tuners.base import pools, served
@@ -89,7 +89,7 @@ class Judge:
         since, here = self._now() - WEEK, {digest for one in this.fleet for digest in served(one.status)}
         for decision in self._history.changed.standing(since, [one.store for one in this.fleet], here):
             snapshot = this.snapshot_of(decision.target)
-            if measure(decision) and snapshot and in_force(snapshot.tuning, decision.field) == decision.after:
+            if measure(decision) and snapshot and not _overtaken(decision, this):
                 told = f"the week has nothing to weigh {decision.field} by: what was before it is too long ago"
                 verdict, weighable = Verdict(State.INCONCLUSIVE, told, {}), measure(decision) != "admission"
                 if weighable and isinstance(trial := self._trial(decision, since, this, snapshot), Trial):
@@ -167,10 +167,8 @@ class Judge:
             if not why and now >= since + PATIENCE:
                 why = f"the store has been away {'since the soak' if since == until else 'for a day'}"
             return Verdict(State.INCONCLUSIVE, why, {}) if why else None
-        found = in_force(snapshot.tuning, decision.field)
-        if found != decision.after:
-            told = f"somebody changed it within the soak: {decision.field} is {found}, not {decision.after}"
-            return Verdict(State.INCONCLUSIVE, told, {})
+        if found := _overtaken(decision, this):
+            return Verdict(State.INCONCLUSIVE, f"somebody changed it within the soak: {found}", {})
         trial = self._trial(decision, began, this, snapshot)
         if trial.windows < ENOUGH_WINDOWS and now < max(until, self._ran[0]) + (until - began):
             return None  # too little traffic, or nobody looked: once the soak's length more
@@ -210,6 +208,20 @@ class Judge:
             return floor_trial(before, after, measured.windows_since(target.store, *spell, tier=target.tier))
         windows = measured.pool_windows(target.store, *spell, tier=target.tier, namespace=target.namespace)
         return eviction_trial(windows, before, after, _capacity(decision, snapshot))
+
+
+def _overtaken(decision: Decision, this: Round) -> str:
+    """What it set that has another value by now; empty: nothing has, of stores that are still there.
+
+    Of a split each host is looked at: their mean changes with every host that comes or leaves.
+    """
+    for part in parts(decision):
+        there = this.snapshot_of(part.target)
+        found = in_force(there.tuning, part.field) if there else part.after
+        if found != part.after:
+            which = "" if part is decision else f"{part.target}: "
+            return f"{which}{part.field} is {found}, not {part.after}"
+    return ""
 
 
 def _superseded(decision: Decision) -> Verdict:
