@@ -58,6 +58,7 @@ class Loop:
             self.remote.forget()
         self.watch.forget()
         self.rounds.forget()
+        self.judge.forget()
         self.prospects.forget()
         self.observer.forget()
 

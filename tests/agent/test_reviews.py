@@ -1,5 +1,7 @@
 """Weekly reviews in the loop: whether a decision that stands still pays; and a verdict that was held up for days."""
 
+from unittest.mock import Mock
+
 import pytest
 from sqlalchemy import Engine, event
 
@@ -47,6 +49,22 @@ def test_a_round_reviews_one_decision(agent, store, clock, arc, soak):
         counts.append([len(reviews(agent, each)) for each in due])
     assert [sum(count) for count in counts] == [1, 2, 2]
     assert counts[-1] == [1, 1]
+
+
+def test_what_is_due_is_searched_once_for_all(agent, store, clock, arc, soak):
+    """The search goes through all that was ever decided; what was undone since then is left out."""
+    soak(4, 500, 600)
+    due = [arc, made(agent, store, "tiers.remote.fetch", "off", "on", tier="remote")]
+    agent.history.decisions.judge(due[1], State.KEPT, "good", {}, clock.now())
+    clock.advance(7 * 86400)
+    asked = Mock(side_effect=agent.history.changed.standing)
+    agent.history.changed.standing = asked
+    soak(1, 500, 600)
+    (left,) = (each for each in due if not reviews(agent, each))
+    agent.changes.rollback(left.id, "ops")
+    soak(10, 500, 600)
+    assert asked.call_count == 1
+    assert reviews(agent, left) == []
 
 
 def test_what_was_followed_by_another_does_not_stand(agent, store, clock, auto, rounds):

@@ -36,8 +36,8 @@ PATIENCE = timedelta(days=1)
 GAP = timedelta(minutes=10)
 """Longer than two windows: who has not looked for this long does not know what a soak has shown meanwhile."""
 WEEK = timedelta(days=7)
-RARELY = timedelta(minutes=1)
-"""When no decision is due for review, the next search is this much later, as it goes through all that stand."""
+RARELY = timedelta(hours=1)
+"""From one search for decisions to review to the next, as it goes through all that were ever made."""
 FILLS = 2
 """Times that a tier fills while a change of its admission soaks; the first fill mixes in what the old one wrote."""
 PARTS = 168
@@ -57,9 +57,15 @@ class Judge:
         self._changes = changes
         self._now = now
         self._none_until = now()
-        """Nothing is due for review before this time."""
+        """Nothing else is due for review before this time."""
+        self._due: list[Decision] = []
+        """What was due for review then, and has not been since."""
         self._ran: tuple[datetime, datetime] = now(), now()
         """When the first and the last of the rounds began that no long gap lies between."""
+
+    def forget(self) -> None:
+        """Search anew for what is to be reviewed: another agent may have done so since."""
+        self._due, self._none_until = [], self._now()
 
     def run(self, this: Round) -> None:
         """Begin soaks and end those that are over."""
@@ -84,19 +90,23 @@ class Judge:
 
     def review(self, this: Round) -> None:
         """Ask once a week whether a decision still pays, by the same trial over the week; one decision per round."""
-        if self._now() < self._none_until:
-            return
-        since, here = self._now() - WEEK, {digest for one in this.fleet for digest in served(one.status)}
-        for decision in self._history.changed.standing(since, [one.store for one in this.fleet], here):
+        since = self._now() - WEEK
+        if not self._due and self._now() >= self._none_until:
+            here = {digest for one in this.fleet for digest in served(one.status)}
+            self._due = self._history.changed.standing(since, [one.store for one in this.fleet], here)
+            self._none_until = self._now() + RARELY
+        while self._due:
+            decision = self._due.pop()
             snapshot = this.snapshot_of(decision.target)
-            if measure(decision) and snapshot and not _overtaken(decision, this):
+            if not (snapshot and measure(decision)) or _overtaken(decision, this):
+                continue
+            if self._decisions.get(decision.id) == decision:  # else it was moved since
                 told = f"the week has nothing to weigh {decision.field} by: what was before it is too long ago"
                 verdict, weighable = Verdict(State.INCONCLUSIVE, told, {}), measure(decision) != "admission"
                 if weighable and isinstance(trial := self._trial(decision, since, this, snapshot), Trial):
                     verdict = self._weighed(decision, coarse(trial, PARTS), this)
                 self._history.verdicts.review(decision, STANDS[verdict.state], verdict, self._now())
                 return
-        self._none_until = self._now() + RARELY
 
     def _begin(self, decision: Decision, this: Round) -> None:
         if not measure(decision):
