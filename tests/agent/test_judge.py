@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from agent.agents import EVICTION, POLICY, answer, made, pass_windows, survey_of
+from agent.agents import EVICTION, POLICY, answer, made, survey_of
 from agent.fakes import DIGEST, FAST, SLOW, START, fetch, propose
 from tiertune_agent.changes.control import Refused, Unknown
 from tiertune_agent.records import FLEET, Prospect, State, Target
@@ -98,20 +98,6 @@ class TestByItself:
         rounds(1)
         assert verdict(agent, arc)["reason"] == "0 windows told anything, 3 are needed"
 
-    @pytest.mark.parametrize("restarts", [True, False])
-    def test_what_nobody_watched_is_watched_then(self, agent, agents, store, clock, arc, *, restarts):
-        """The agent, or its database, was away for hours in the soak: it is not judged by nothing as it is back."""
-        if restarts:
-            agents.end()
-        clock.advance(3 * 3600)
-        back = agents() if restarts else agent
-        back.leader.leads()
-        for index in range(6):
-            store.simulate("lru", 600 + index)
-            store.simulate("arc", 500 + 2 * index)
-            pass_windows(back, store, clock, tick=True)
-        assert stands(back, store, arc) == ("rolled_back", 3)
-
     @pytest.mark.parametrize(
         ("field", "before", "after", "minutes"),
         [
@@ -194,19 +180,6 @@ class TestByItself:
         soak(1, 600, 500)
         assert stands(agent, store, arc) == ("rolled_back", 3)
         assert verdict(agent, arc)["evidence"]["windows"] == 4
-
-    def test_what_waits_to_be_rolled_back_keeps_nothing(self, agent, store, clock, arc, soak):
-        """Through days of a freeze nothing is weighed again, windows go as ever, and the store is asked about."""
-        agent.history.journal.freeze("release", "ops", clock.now(), None)
-        soak(6, 600, 500)
-        clock.advance(2 * 86400)
-        soak(2, 500, 600)
-        agent.sum_up()
-        agent.prune()
-        windows = agent.history.measured.windows("host-a", tier="remote")
-        assert len(windows) == 1
-        assert answer(agent)["at"] == clock.now().isoformat()
-        assert stands(agent, store, arc) == ("soaking", 2)
 
     def test_a_freeze_holds_a_rollback_that_is_under_way_but_not_a_person(self, agent, store, clock, worse, soak):
         """It says what it waits for; who rolls the decision back by hand is obeyed at once."""

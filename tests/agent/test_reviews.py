@@ -1,11 +1,11 @@
-"""Weekly reviews in the loop: whether a decision that stands still pays; and a verdict that was held up for days."""
+"""Weekly reviews in the loop: whether a decision that stands still pays; and verdicts that were held up."""
 
 from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import Engine, event
 
-from agent.agents import EVICTION, made
+from agent.agents import EVICTION, answer, made, pass_windows
 from agent.fakes import DIGEST, fetch
 from tiertune_agent.records import State
 
@@ -146,3 +146,32 @@ def test_a_verdict_that_a_freeze_held_outlasts_a_store_that_was_away(agent, stor
     store.up = True
     soak(1, 500, 600)
     assert agent.history.decisions.get(arc.id).state == "rolled_back"
+
+
+def test_what_waits_to_be_rolled_back_keeps_nothing(agent, store, clock, arc, soak):
+    """Through days of a freeze nothing is weighed again, windows go as ever, and the store is asked about."""
+    agent.history.journal.freeze("release", "ops", clock.now(), None)
+    soak(6, 600, 500)
+    clock.advance(2 * 86400)
+    soak(2, 500, 600)
+    agent.sum_up()
+    agent.prune()
+    windows = agent.history.measured.windows("host-a", tier="remote")
+    assert len(windows) == 1
+    assert answer(agent)["at"] == clock.now().isoformat()
+    assert agent.history.decisions.get(arc.id).state == "soaking"
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_what_nobody_watched_is_watched_then(agent, agents, store, clock, arc, *, restarts):
+    """The agent, or its database, was away for hours in the soak: it is not judged by nothing as it is back."""
+    if restarts:
+        agents.end()
+    clock.advance(3 * 3600)
+    back = agents() if restarts else agent
+    back.leader.leads()
+    for index in range(6):
+        store.simulate("lru", 600 + index)
+        store.simulate("arc", 500 + 2 * index)
+        pass_windows(back, store, clock, tick=True)
+    assert back.history.decisions.get(arc.id).state == "rolled_back"
