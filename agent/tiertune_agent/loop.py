@@ -58,6 +58,7 @@ class Loop:
             self.remote.forget()
         self.watch.forget()
         self.rounds.forget()
+        self.judge.forget()
         self.prospects.forget()
         self.observer.forget()
 
@@ -79,7 +80,7 @@ class Loop:
         silent = {one.store for one in (*answers, told) if isinstance(one, Trouble) and one.kind in SILENT}
         under_way, went_on = self.changes.settle(this, silent)
         this.note(under_way)
-        uncertain = {one.target.store for one in (*under_way, *(part for one in went_on for part in parts(one)))}
+        uncertain = {part.target.store for one in went_on for part in (one, *parts(one))}
         if FLEET in uncertain or not self.rounds.tune_remote(this):
             self.rounds.tune([snapshot for snapshot in this.fleet if snapshot.store not in uncertain], this)
         self.judge.run(this)

@@ -105,6 +105,7 @@ class Agent:
         engines = Engines(settings.engines, to_stores.tokenless)
         self.operators = Operators(self.history, self.collector, now, engines)
         rounds = Rounds(self.history, self.changes, now=now, window_s=settings.window)
+        watch = Watch(self.history, now)
         self.loop = Loop(
             collector=self.collector,
             history=self.history,
@@ -112,8 +113,8 @@ class Agent:
             changes=self.changes,
             operators=self.operators,
             rounds=rounds,
-            judge=Judge(self.history, self.changes, now),
-            watch=Watch(self.history, now),
+            judge=Judge(self.history, self.changes, now, watch.lately),
+            watch=watch,
             prospects=Prospects(self.history, whatif, now, settings.window),
             now=now,
             observer=self.observer,
@@ -198,9 +199,9 @@ class Agent:
         if (ahead_s := self.collector.ahead_s()) > AHEAD_S:
             log.warning("nothing is pruned: the clock is %.0f s ahead of every store's", ahead_s)
             return
-        soaking = self.history.decisions.in_state(State.SOAKING)
+        unjudged = [one for one in self.history.decisions.in_state(State.SOAKING) if one.undo is None]
         self.history.retention.fold(now)
-        keep = max((self._keep, *(2 * (now - one.made_at) for one in soaking)))  # a spell as long before
+        keep = max((self._keep, *(2 * (now - one.made_at) for one in unjudged)))  # a spell as long before
         self.history.retention.prune(now, keep)  # first: of a store that is forgotten all that is left goes at once
         if not self.collector.roster.unknown:  # else it is not known yet which have left the fleet
             self.history.retention.forget(now, keep, {*self.collector.addresses, *self.observer.addresses})

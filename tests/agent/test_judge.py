@@ -169,8 +169,8 @@ class TestByItself:
         assert now_of(agent, arc).undo is None
         assert eviction(store) == "s3fifo"
 
-    def test_frozen_it_goes_on_soaking(self, agent, store, clock, arc, soak):
-        """A freeze holds rollbacks too; lifted, the verdict comes."""
+    def test_frozen_its_rollback_waits(self, agent, store, clock, arc, soak):
+        """A freeze holds rollbacks too; lifted, the verdict of its soak comes."""
         agent.history.journal.freeze("release", "ops", clock.now(), None)
         soak(6, 600, 500)
         assert stands(agent, store, arc) == ("soaking", 2)
@@ -179,13 +179,15 @@ class TestByItself:
         agent.history.journal.unfreeze(clock.now())
         soak(1, 600, 500)
         assert stands(agent, store, arc) == ("rolled_back", 3)
+        assert verdict(agent, arc)["evidence"]["windows"] == 4
 
     def test_a_freeze_holds_a_rollback_that_is_under_way_but_not_a_person(self, agent, store, clock, worse, soak):
         """It says what it waits for; who rolls the decision back by hand is obeyed at once."""
         agent.history.journal.freeze("release", "ops", clock.now(), None)
         soak(2, 600, 500)
         held = now_of(agent, worse)
-        assert (held.state, held.waits, store.tuning["version"]) == ("soaking", "frozen: by ops: release", 2)
+        assert (held.state, store.tuning["version"]) == ("soaking", 2)
+        assert held.waits == "its verdict is to roll it back; frozen: by ops: release"
         assert agent.changes.rollback(worse.id, "anna").state == "rolled_back"
         assert (store.tuning["version"], verdict(agent, worse)["reason"]) == (3, "rolled back by anna")
         assert now_of(agent, worse).waits == ""

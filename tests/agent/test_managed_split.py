@@ -8,6 +8,7 @@ from agent.fakes import SLOW, FakeStore, fetch
 from agent.managed import AFTER, BEFORE, GIB, MORE_DRAM, POLICY
 from tiertune_agent.changes.control import Refused
 from tiertune_agent.changes.operators import Caller
+from tiertune_agent.fields import replaced
 from tiertune_agent.records import FLEET, State
 
 pytestmark = pytest.mark.slow
@@ -80,6 +81,34 @@ def test_a_worse_split_is_rolled_back_by_the_verdict(world):
     made = world.decisions()[0]
     assert made.state == "rolled_back"
     assert world.split() == BEFORE
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_host_that_comes_or_leaves_while_it_soaks_is_no_change_of_it(world, clock, comes):
+    """The mean of the hosts moves, what was split does not: a worse split is set back all the same."""
+    other = FakeStore(clock, "host-c")
+    other.tuning = replaced(other.tuning, "tiers.dram.capacity_bytes", 0)
+    if not comes:
+        world.stores.append(other)
+        world.start()
+    world.sampled(MORE_DRAM if comes else {(2 / 3, 2): 1.0, (1, 1): 0.5})
+    assert world.split()[1] == 1
+    world.stores = [*world.stores, other] if comes else world.stores[:2]
+    world.start()
+    world.becomes_worse()
+    assert world.decisions()[0].state == "rolled_back"
+    assert world.split() == ([1, 1, 0] if comes else [1, 1], 2)
+
+
+def test_a_host_that_is_set_by_hand_while_it_soaks_is_named(world):
+    world.sampled(MORE_DRAM)
+    world.stores[1].by_hand("tiers.dram.capacity_bytes", GIB)
+    world.becomes_worse()
+    made = world.decisions()[0]
+    (verdict,) = world.agent.history.verdicts.of(made.id)
+    assert made.state == "inconclusive"
+    told = f"host-b dram: tiers.dram.capacity_bytes is {GIB}, not {GIB * 3 // 2}"
+    assert verdict["reason"] == f"somebody changed it within the soak: {told}"
 
 
 def test_a_freeze_holds_what_is_under_way(world):

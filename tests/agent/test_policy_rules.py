@@ -168,6 +168,23 @@ def test_a_freeze_has_no_gap_where_clocks_are_set_back(policy_of, day, begins, e
         assert not frozen_by(policy, first + timedelta(minutes=minutes)), minutes
 
 
+def test_what_follows_at_once_is_one_freeze(policy_of):
+    """A weekend is written as several: who asks on Friday evening is told of Monday, not of midnight."""
+    friday = '{days: [fri], from: "18:00", to: "00:00", zone: Europe/Zurich}'
+    weekend = '{days: [sat, sun], from: "00:00", to: "00:00", zone: Europe/Zurich}'
+    monday = '{days: [mon], from: "00:00", to: "08:00", zone: Europe/Zurich}'
+    policy = policy_of(f"version: 1\nguard: {{freeze: [{friday}, {weekend}, {monday}]}}\n")
+    for day, hour, told in ((24, 20, "Mon 08:00 CET"), (26, 1, "Mon 08:00 CET"), (27, 6, "Mon 08:00 CET")):
+        at = datetime(2025, 10, day, hour, tzinfo=UTC)  # clocks are set back on the 26th
+        assert frozen_by(policy, at) == f"by the policy's calendar until {told}"
+    assert not frozen_by(policy, datetime(2025, 10, 27, 7, tzinfo=UTC))
+
+
+def test_a_freeze_without_end_is_told_all_the_same(policy_of):
+    policy = policy_of('version: 1\nguard: {freeze: [{from: "00:00", to: "00:00"}]}\n')
+    assert frozen_by(policy, datetime(2025, 10, 24, 20, tzinfo=UTC))
+
+
 def test_a_freeze_ends_where_clocks_leave_out_its_end(policy_of):
     """That night has no time from 02:00 to 03:00."""
     policy = policy_of('version: 1\nguard: {freeze: [{from: "22:00", to: "02:30", zone: Europe/Zurich}]}\n')

@@ -1,9 +1,11 @@
-"""Weekly reviews in the loop: whether a decision that stands still pays; and a verdict that was held up for days."""
+"""Weekly reviews in the loop: whether a decision that stands still pays; and verdicts that were held up."""
+
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import Engine, event
 
-from agent.agents import EVICTION, made
+from agent.agents import EVICTION, answer, made, pass_windows
 from agent.fakes import DIGEST, fetch
 from tiertune_agent.records import State
 
@@ -49,6 +51,22 @@ def test_a_round_reviews_one_decision(agent, store, clock, arc, soak):
     assert counts[-1] == [1, 1]
 
 
+def test_what_is_due_is_searched_once_for_all(agent, store, clock, arc, soak):
+    """The search goes through all that was ever decided; what was undone since then is left out."""
+    soak(4, 500, 600)
+    due = [arc, made(agent, store, "tiers.remote.fetch", "off", "on", tier="remote")]
+    agent.history.decisions.judge(due[1], State.KEPT, "good", {}, clock.now())
+    clock.advance(7 * 86400)
+    asked = Mock(side_effect=agent.history.changed.standing)
+    agent.history.changed.standing = asked
+    soak(1, 500, 600)
+    (left,) = (each for each in due if not reviews(agent, each))
+    agent.changes.rollback(left.id, "ops")
+    soak(10, 500, 600)
+    assert asked.call_count == 1
+    assert reviews(agent, left) == []
+
+
 def test_what_was_followed_by_another_does_not_stand(agent, store, clock, auto, rounds):
     """However many changes a field has seen, one question finds the last of them."""
     rounds(1)
@@ -58,7 +76,7 @@ def test_what_was_followed_by_another_does_not_stand(agent, store, clock, auto, 
     asked = []
     event.listen(Engine, "before_cursor_execute", heard := lambda *call: asked.append(call[2]))
     try:
-        (found,) = agent.history.changed.standing(clock.now(), ["host-a"])
+        (found,) = agent.history.changed.standing(clock.now(), ["host-a"], [DIGEST])
     finally:
         event.remove(Engine, "before_cursor_execute", heard)
     assert found.id == last.id
@@ -88,11 +106,24 @@ def test_what_does_not_stand_is_not_reviewed(agent, store, clock, arc, soak):
     assert reviews(agent, arc) == []
 
 
-def test_a_store_that_is_missed_once_while_a_verdict_waits_is_not_away(agent, store, clock, arc, soak):
-    """A freeze over days holds the rollback: the day of patience begins when the store was last heard."""
-    agent.history.journal.freeze("release", "ops", clock.now(), None)
-    soak(6, 600, 500)
-    clock.advance(2 * 86400)
+def test_what_was_decided_of_a_pool_that_is_gone_is_not_reviewed(agent, store, clock, arc, soak):
+    """Each revision of the weights has pools of its own, and its store's tuning goes on naming the former ones."""
+    soak(4, 500, 600)
+    store.tells("get_status", lambda told: {**told, "pools": {"cd" * 16: told["pools"][DIGEST]}})
+    clock.advance(8 * 86400)
+    soak(2, 500, 600)
+    assert reviews(agent, arc) == []
+
+
+def test_a_store_that_is_missed_once_while_a_verdict_waits_is_not_away(
+    agent, store, clock, auto, rounds, *, policy_file
+):
+    """A long soak without figures goes on for its length: the day of patience begins when the store was last heard."""
+    policy_file.write_text(policy_file.read_text().replace("soak: 1m", "soak: 2d"))
+    rounds(1)
+    arc = made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
+    rounds(1)
+    clock.advance(3.5 * 86400)
     agent.tick()
     store.up = False
     for away_s, ends in ((15, "soaking"), (86400 - 16, "soaking"), (1, "inconclusive")):
@@ -101,3 +132,46 @@ def test_a_store_that_is_missed_once_while_a_verdict_waits_is_not_away(agent, st
         assert agent.history.decisions.get(arc.id).state == ends
     (verdict,) = agent.history.verdicts.of(arc.id)
     assert verdict["reason"] == "the store has been away for a day"
+
+
+def test_a_verdict_that_a_freeze_held_outlasts_a_store_that_was_away(agent, store, clock, arc, soak):
+    """Both for days: what its soak showed is carried out once something may change and the store is back."""
+    agent.history.journal.freeze("release", "ops", clock.now(), None)
+    soak(6, 600, 500)
+    store.up = False
+    clock.advance(3 * 86400)
+    agent.tick()
+    agent.history.journal.unfreeze(clock.now())
+    agent.tick()
+    store.up = True
+    soak(1, 500, 600)
+    assert agent.history.decisions.get(arc.id).state == "rolled_back"
+
+
+def test_what_waits_to_be_rolled_back_keeps_nothing(agent, store, clock, arc, soak):
+    """Through days of a freeze nothing is weighed again, windows go as ever, and the store is asked about."""
+    agent.history.journal.freeze("release", "ops", clock.now(), None)
+    soak(6, 600, 500)
+    clock.advance(2 * 86400)
+    soak(2, 500, 600)
+    agent.sum_up()
+    agent.prune()
+    windows = agent.history.measured.windows("host-a", tier="remote")
+    assert len(windows) == 1
+    assert answer(agent)["at"] == clock.now().isoformat()
+    assert agent.history.decisions.get(arc.id).state == "soaking"
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_what_nobody_watched_is_watched_then(agent, agents, store, clock, arc, *, restarts):
+    """The agent, or its database, was away for hours in the soak: it is not judged by nothing as it is back."""
+    if restarts:
+        agents.end()
+    clock.advance(3 * 3600)
+    back = agents() if restarts else agent
+    back.leader.leads()
+    for index in range(6):
+        store.simulate("lru", 600 + index)
+        store.simulate("arc", 500 + 2 * index)
+        pass_windows(back, store, clock, tick=True)
+    assert back.history.decisions.get(arc.id).state == "rolled_back"

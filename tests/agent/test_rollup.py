@@ -291,7 +291,7 @@ def test_a_store_that_came_while_the_clock_was_ahead_is_folded_all_the_same(hist
         (lambda history: history.measured.fleet_windows(["host-a"], START), "windows_by_store"),
         (lambda history: history.measured.prospects("", START), "prospects_by_time"),
         (lambda history: history.measured.prospects(DIGEST, START), "prospects_by_time"),
-        (lambda history: history.changed.standing(START, ["host-a"]), "ix_verdicts_decision"),
+        (lambda history: history.changed.standing(START, ["host-a"], []), "ix_verdicts_decision"),
         (lambda history: history.decisions.find(states=CHANGED, since=START), "decisions_by_update"),
         (lambda history: history.journal.tell_incidents({("thrash", "host-a"): ""}, START), "(kind=? AND store=?"),
         (lambda history: history.retention.sum_up(after(hours=2)), "windows_by_store"),

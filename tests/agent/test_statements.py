@@ -8,7 +8,8 @@ from sqlalchemy import event
 
 from agent.agents import make_agent, pass_windows
 from agent.fakes import SLOW, FakeStore
-from tiertune_agent.records import State
+from tiertune_agent.records import State, Target
+from tiertune_agent.tuners.base import Proposal
 
 pytestmark = pytest.mark.slow
 
@@ -85,3 +86,16 @@ def test_a_wish_takes_what_its_own_record_takes(statements, policy_file):
     assert len(many) - len(few) <= 4 * (MANY - FEW)
     reads = [sum(told.startswith("SELECT") for told in each) for each in (few, many)]
     assert reads[1] - reads[0] <= 2 * (MANY - FEW)
+
+
+def test_a_soak_that_begins_reads_no_windows(statements):
+    """How soon its tier fills follows from the hour that incidents are watched by, already read: fleets are large."""
+    _, agent = statements(FEW)
+    heard, stores = [], [row.name for row in agent.history.stores()]
+    told = Proposal("tiers.dram.capacity_bytes", 1 << 30, 1 << 31, "because", {"shape": "1/0/0"})
+    for store in stores:
+        agent.changes.take("tier_size", Target(store, "dram"), told, mode="auto", version=1, policy=1)
+    with listening(agent, heard):
+        agent.tick()
+    assert {one.state for one in agent.history.decisions.find()} == {State.SOAKING}
+    assert not [one for one in heard if one.startswith("SELECT windows.")]

@@ -127,7 +127,7 @@ def test_an_hour_of_windows_is_kept_in_steps(history):
     now[0] = after(minutes=60)
     kept = seen.heard([snapshot(*later)])["host-a"]
     assert [window.start.minute for window in kept] == list(range(0, 60, 5))
-    assert {tuple(window.values.items()) for window in kept} == {((HIT, 20.0),)}
+    assert {tuple(window.values.items()) for window in kept} == {((HIT, 20.0), ("tier_resident_bytes", 5.0))}
     assert {window.seconds for window in kept} == {300.0}
     assert SeenWindows(history, lambda: now[0]).heard([snapshot()])["host-a"] == kept
     now[0] += timedelta(minutes=20)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import timedelta
 from random import Random
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,6 +11,7 @@ from agent.fakes import DIGEST, START, after, by_length, gib, remote_window, win
 from agent.test_actuator import DECISION
 from tiertune_agent.records import Histogram, Prospect, Rates, Target
 from tiertune_agent.tuners.base import TypicalCandidate
+from tiertune_agent.verdicts import trials
 from tiertune_agent.verdicts.soak import LONGEST_S, fill_seconds, soak_seconds
 from tiertune_agent.verdicts.trials import (
     admission_trial,
@@ -334,6 +336,16 @@ def test_a_shape_between_those_simulated_costs_in_between():
     assert cost_of(prospect(0, 1, 1.0, 0.8), HALF) == 1.0
     assert 0.8 < cost_of(prospect(0, 1, 1.0, 0.8), MORE) < 1.0
     assert cost_of(Prospect(DIGEST, START, 300.0, 1, {str(HALF): 1.0}), MORE) is None
+
+
+def test_a_week_of_prospects_looks_for_the_nearest_shapes_once(monkeypatch):
+    """Twenty thousand tell of the same shapes, and a round waits for a review."""
+    asked = Mock(side_effect=trials._distance)
+    monkeypatch.setattr(trials, "_distance", asked)
+    trials._nearest.cache_clear()
+    seen = [prospect(index, 1, 1.0, 0.8) for index in range(100)]
+    assert size_trial(seen, HALF, MORE).windows == 100
+    assert asked.call_count == 2
 
 
 def test_the_nearest_shapes_are_those_that_differ_least_by_their_own_size():

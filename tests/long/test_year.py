@@ -122,7 +122,7 @@ def test_what_the_page_and_the_api_ask_takes_less_than_200_ms(filled):
         "ledger of a week": seconds(lambda: views.ledger(7 * 24)),
         "ledger of a year": seconds(lambda: views.ledger(365 * 24)),
         "what a round reads of decisions": seconds(lambda: _of_a_round(history)),
-        "decisions to review": seconds(lambda: history.changed.standing(NOW - timedelta(days=7), ["host-07"])),
+        "decisions to review": seconds(lambda: history.changed.standing(NOW - timedelta(days=7), ["host-07"], [])),
         "a week by hours": seconds(lambda: measured.windows_since("host-07", NOW - timedelta(days=7), tier="remote")),
     }
     record("history_queries_s", backend, {**took, **others})

@@ -23,6 +23,7 @@ from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.rounds import Rounds
+from tiertune_agent.changes.survey import HOUR
 from tiertune_agent.fields import Json, JsonDict, read, replaced
 from tiertune_agent.history.database import (
     UnusableError,
@@ -133,7 +134,7 @@ class Rehearsal:
         self._rounds = Rounds(
             scratch, changes, now=self._now, window_s=window_s, timer=lambda: 0.0
         )  # all are asked, however long it takes
-        self._judge = Judge(scratch, changes, self._now)
+        self._judge = Judge(scratch, changes, self._now, self._lately)
         self._revision = scratch.journal.policy_revision(loaded.digest, loaded.source, loaded.text, self._at)
         self._fleet: dict[str, Snapshot] = {}
         self._records = {store.name: store for store in recording.stores}
@@ -158,6 +159,9 @@ class Rehearsal:
 
     def _now(self) -> datetime:
         return self._at
+
+    def _lately(self, store: str) -> Windows:
+        return self._scratch.measured.fleet_windows([store], self._at - HOUR, self._at)
 
     def _round(self) -> Round:
         policy, remote = self._loaded.policy, self._recording.remote

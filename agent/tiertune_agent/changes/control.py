@@ -85,16 +85,19 @@ class ChangeControl:
             raise Refused(f"decision {number} cannot be rolled back: {why}")
         return rolled
 
-    def roll_back(self, decision: Decision, who: str, reason: str, evidence: Json) -> tuple[Decision, str]:
+    def roll_back(
+        self, decision: Decision, who: str, reason: str, evidence: Json, *, frozen: str = ""
+    ) -> tuple[Decision, str]:
         """Set the field back if it still has the decision's value. Returns the decision then, and why that failed.
 
-        The wish is written before the store is touched, so that it is not lost in a crash in between.
+        The wish is written before the store is touched, so that it is not lost in a crash in between. ``frozen``: why
+        it waits until something may change again; empty: it need not.
         """
         wish = {"key": uuid.uuid4().hex, "by": who, "at": self._now().isoformat(), "reason": reason}
         wished = self._decisions.undo(decision, {**wish, "evidence": dict(evidence)}, anew=who != VERDICT)
         if wished is None:
             raise Refused(f"decision {decision.id} has just changed; look at it again")
-        return self._undo(wished)
+        return (self._held(wished, frozen), "") if frozen else self._undo(wished)
 
     def frozen(self) -> str:
         """Why a command forbids changes now; empty: none does."""
@@ -117,7 +120,7 @@ class ChangeControl:
             by = (decision.undo or {}).get("by", decision.approved_by)
             by_itself = by == (POLICY if decision.state == State.APPROVED else VERDICT)
             if by_itself and (why := self.frozen() or this.frozen(decision, self._now())):
-                self._decisions.wait(decision, f"{FROZEN}{why}")
+                self._held(decision, why)
                 continue
             if any(part.target.store in silent for part in parts(decision)):
                 known = "" if FROZEN in decision.waits else decision.waits  # an earlier reason says more
@@ -130,6 +133,11 @@ class ChangeControl:
             else:
                 self._end(decision, self._actuator.apply(decision, late=late))
         return unsettled, went_on
+
+    def _held(self, decision: Decision, frozen: str) -> Decision:
+        """Have it wait until something may change again."""
+        verdict = "its verdict is to roll it back; " if decision.undo else ""
+        return self._decisions.wait(decision, f"{verdict}{FROZEN}{frozen}")
 
     def _late(self, decision: Decision, this: Round, *, by_itself: bool) -> str:
         """Why it is too late to make it, or to set it back; empty: it is not."""

@@ -1,19 +1,20 @@
 """Watches applied changes through their soak, then keeps them, rolls them back, or calls them inconclusive."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from tiertune_agent.changes.control import ChangeControl, Refused
+from tiertune_agent.changes.control import VERDICT, ChangeControl, Refused
 from tiertune_agent.changes.round import Round
-from tiertune_agent.changes.survey import HOUR, MEMORY, concerning
+from tiertune_agent.changes.survey import MEMORY, concerning
 from tiertune_agent.fields import in_force, read
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.store import History
 from tiertune_agent.policy.document import rates
-from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target
+from tiertune_agent.records import FLEET, Decision, Now, Snapshot, State, Target, Windows, parts
 from tiertune_agent.remote.split import SPLIT
 from tiertune_agent.tuners import remote_fetch
-from tiertune_agent.tuners.base import pools
+from tiertune_agent.tuners.base import pools, served
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS
 from tiertune_agent.verdicts.soak import fill_seconds, slowest, soak_seconds
 from tiertune_agent.verdicts.trials import (
@@ -32,9 +33,11 @@ from tiertune_agent.verdicts.verdict import Spells, Trial, Verdict, weigh
 
 PATIENCE = timedelta(days=1)
 """If a store stays away for this long after a soak, the verdict is inconclusive."""
+GAP = timedelta(minutes=10)
+"""Longer than two windows: who has not looked for this long does not know what a soak has shown meanwhile."""
 WEEK = timedelta(days=7)
-RARELY = timedelta(minutes=1)
-"""When no decision is due for review, the next search is this much later, as it goes through all that stand."""
+RARELY = timedelta(hours=1)
+"""From one search for decisions to review to the next, as it goes through all that were ever made."""
 FILLS = 2
 """Times that a tier fills while a change of its admission soaks; the first fill mixes in what the old one wrote."""
 PARTS = 168
@@ -46,16 +49,28 @@ DOUBTED = "; not rolled back: a switch-on was undone before, and its tuner makes
 
 
 class Judge:
-    def __init__(self, history: History, changes: ChangeControl, now: Now) -> None:
+    def __init__(self, history: History, changes: ChangeControl, now: Now, lately: Callable[[str], Windows]) -> None:
+        """``lately``: windows of a store's last hour; of hundreds of stores they cannot be read in a round."""
         self._history = history
+        self._lately = lately
         self._decisions = history.decisions
         self._changes = changes
         self._now = now
         self._none_until = now()
-        """Nothing is due for review before this time."""
+        """Nothing else is due for review before this time."""
+        self._due: list[Decision] = []
+        """What was due for review then, and has not been since."""
+        self._ran: tuple[datetime, datetime] = now(), now()
+        """When the first and the last of the rounds began that no long gap lies between."""
+
+    def forget(self) -> None:
+        """Search anew for what is to be reviewed: another agent may have done so since."""
+        self._due, self._none_until = [], self._now()
 
     def run(self, this: Round) -> None:
         """Begin soaks and end those that are over."""
+        (began, last), now = self._ran, self._now()
+        self._ran = began if now - last <= GAP else now, now
         for decision in self._decisions.in_state(State.APPLIED):
             self._begin(decision, this)
         superseded = self._history.changed.superseded()
@@ -75,19 +90,23 @@ class Judge:
 
     def review(self, this: Round) -> None:
         """Ask once a week whether a decision still pays, by the same trial over the week; one decision per round."""
-        if self._now() < self._none_until:
-            return
         since = self._now() - WEEK
-        for decision in self._history.changed.standing(since, [one.store for one in this.fleet]):
+        if not self._due and self._now() >= self._none_until:
+            here = {digest for one in this.fleet for digest in served(one.status)}
+            self._due = self._history.changed.standing(since, [one.store for one in this.fleet], here)
+            self._none_until = self._now() + RARELY
+        while self._due:
+            decision = self._due.pop()
             snapshot = this.snapshot_of(decision.target)
-            if measure(decision) and snapshot and in_force(snapshot.tuning, decision.field) == decision.after:
+            if not (snapshot and measure(decision)) or _overtaken(decision, this):
+                continue
+            if self._decisions.get(decision.id) == decision:  # else it was moved since
                 told = f"the week has nothing to weigh {decision.field} by: what was before it is too long ago"
                 verdict, weighable = Verdict(State.INCONCLUSIVE, told, {}), measure(decision) != "admission"
                 if weighable and isinstance(trial := self._trial(decision, since, this, snapshot), Trial):
                     verdict = self._weighed(decision, coarse(trial, PARTS), this)
                 self._history.verdicts.review(decision, STANDS[verdict.state], verdict, self._now())
                 return
-        self._none_until = self._now() + RARELY
 
     def _begin(self, decision: Decision, this: Round) -> None:
         if not measure(decision):
@@ -111,7 +130,7 @@ class Judge:
     def _store_fill_s(self, snapshot: Snapshot, target: Target, capacity: float) -> float | None:
         windows = [
             window
-            for window in self._history.measured.fleet_windows([snapshot.store], self._now() - HOUR, self._now())
+            for window in self._lately(snapshot.store)
             if window.tier == target.tier and target.namespace in ("", window.namespace)
         ]
         chunk_bytes = {digest: float(pool.get("chunk_bytes") or 0) for digest, pool in pools(snapshot.status).items()}
@@ -120,16 +139,14 @@ class Judge:
     def _end(self, decision: Decision, verdict: Verdict, this: Round) -> None:
         state, reason = verdict.state, verdict.reason
         if state == State.ROLLED_BACK:
-            if frozen := self._changes.frozen() or this.frozen(decision, self._now()):
-                self._decisions.wait(decision, f"its verdict is to roll it back; frozen: {frozen}")
-                return  # it goes on soaking until something may change again
             mode = this.mode(decision) if decision.mode == "auto" else decision.mode
             doubt = self._doubt(decision)
             if unpaid := this.unpaid(decision, back=True):
                 doubt = f"; not rolled back: {unpaid}"
             if not doubt and mode == "auto":
+                frozen = self._changes.frozen() or this.frozen(decision, self._now())
                 with suppress(Refused):  # an operator was quicker
-                    self._changes.roll_back(decision, "verdict", reason, verdict.evidence)
+                    self._changes.roll_back(decision, VERDICT, reason, verdict.evidence, frozen=frozen)
                 this.note([decision])
                 return
             state = State.INCONCLUSIVE
@@ -160,13 +177,11 @@ class Judge:
             if not why and now >= since + PATIENCE:
                 why = f"the store has been away {'since the soak' if since == until else 'for a day'}"
             return Verdict(State.INCONCLUSIVE, why, {}) if why else None
-        found = in_force(snapshot.tuning, decision.field)
-        if found != decision.after:
-            told = f"somebody changed it within the soak: {decision.field} is {found}, not {decision.after}"
-            return Verdict(State.INCONCLUSIVE, told, {})
+        if found := _overtaken(decision, this):
+            return Verdict(State.INCONCLUSIVE, f"somebody changed it within the soak: {found}", {})
         trial = self._trial(decision, began, this, snapshot)
-        if trial.windows < ENOUGH_WINDOWS and now < until + (until - began):
-            return None  # too little traffic: once the soak's length more
+        if trial.windows < ENOUGH_WINDOWS and now < max(until, self._ran[0]) + (until - began):
+            return None  # too little traffic, or nobody looked: once the soak's length more
         return self._weighed(decision, trial, this)
 
     def _gone(self, target: Target, this: Round) -> str:
@@ -203,6 +218,20 @@ class Judge:
             return floor_trial(before, after, measured.windows_since(target.store, *spell, tier=target.tier))
         windows = measured.pool_windows(target.store, *spell, tier=target.tier, namespace=target.namespace)
         return eviction_trial(windows, before, after, _capacity(decision, snapshot))
+
+
+def _overtaken(decision: Decision, this: Round) -> str:
+    """What it set that has another value by now; empty: nothing has, of stores that are still there.
+
+    Of a split each host is looked at: their mean changes with every host that comes or leaves.
+    """
+    for part in parts(decision):
+        there = this.snapshot_of(part.target)
+        found = in_force(there.tuning, part.field) if there else part.after
+        if found != part.after:
+            which = "" if part is decision else f"{part.target}: "
+            return f"{which}{part.field} is {found}, not {part.after}"
+    return ""
 
 
 def _superseded(decision: Decision) -> Verdict:

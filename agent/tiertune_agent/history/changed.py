@@ -91,11 +91,15 @@ class Changed(OfHistory):
             found.setdefault(where, []).append(made)
         return found
 
-    def standing(self, before: datetime, stores: Collection[str]) -> list[Decision]:
-        """Decisions kept or inconclusive, not judged since ``before``, with no later one in force since then."""
+    def standing(self, before: datetime, stores: Collection[str], pools: Collection[str]) -> list[Decision]:
+        """Decisions kept or inconclusive, not judged since ``before``, with no later one in force since then.
+
+        None of pools other than these: each revision of the weights leaves some, for ever.
+        """
         judged = select(VerdictRow.id).where(VerdictRow.decision == DecisionRow.id, VerdictRow.at > before)
         query = select(DecisionRow).where(
             _of(stores),
+            DecisionRow.namespace.in_({"", *pools}),
             DecisionRow.state.in_((State.KEPT, State.INCONCLUSIVE)),
             DecisionRow.applied_at <= before,
             ~judged.exists(),

@@ -1,4 +1,4 @@
-"""Windows of each store's last hour, summed up per five minutes, for the detectors of incidents."""
+"""Windows of each store's last hour, summed up per five minutes, for the detectors of incidents and the judge."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -9,6 +9,8 @@ from tiertune_agent.history.store import History
 from tiertune_agent.incidents.detectors import READ
 from tiertune_agent.records import FLEET, Now, Snapshot, Window
 
+KEPT = READ | {"tier_resident_bytes"}
+"""Metrics that are kept: how soon a tier fills, the judge asks too."""
 LOOKED_AT = timedelta(hours=1)
 STEP_MIN = 5
 STEP = timedelta(minutes=STEP_MIN)
@@ -46,9 +48,7 @@ class SeenWindows:
                 _add(kept, windows)
             elif reads < READ_AT_ONCE:
                 reads += 1
-                read: dict[Place, Window] = {}
-                _add(read, self._history.measured.fleet_windows([store], since, now))
-                self._stores[store] = read  # only now: if the database is away, it is read again
+                self._read(store)
         for kept in self._stores.values():
             for place in [place for place in kept if not since - STEP < place[0] <= now]:
                 del kept[place]  # those ahead came before the clock was set back
@@ -56,12 +56,23 @@ class SeenWindows:
             self._stores = {store: kept for store, kept in self._stores.items() if kept or store in here}
         return {store: list(kept.values()) for store, kept in self._stores.items()}
 
+    def of(self, store: str) -> list[Window]:
+        """Those of one store, which are read now if they were not yet."""
+        if store not in self._stores:
+            self._read(store)
+        return list(self._stores[store].values())
+
+    def _read(self, store: str) -> None:
+        now, read = self._now(), dict[Place, Window]()
+        _add(read, self._history.measured.fleet_windows([store], now - LOOKED_AT, now))
+        self._stores[store] = read  # only now: if the database is away, it is read again
+
 
 def _add(kept: dict[Place, Window], windows: Iterable[Window]) -> None:
     came: dict[Place, list[Window]] = {}
     for window in windows:
         begin = window.start.replace(minute=window.start.minute // STEP_MIN * STEP_MIN, second=0, microsecond=0)
-        values = {key: value for key, value in window.values.items() if key.partition("{")[0] in READ}
+        values = {key: value for key, value in window.values.items() if key.partition("{")[0] in KEPT}
         came.setdefault((begin, window.tier, window.namespace), []).append(replace(window, values=values))
     for place, parts in came.items():
         kept[place] = summed([kept[place], *parts] if place in kept else parts, place[0])

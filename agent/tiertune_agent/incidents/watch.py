@@ -42,6 +42,10 @@ class Watch:
         self._sources.forget()
         self._recent.clear()
 
+    def lately(self, store: str) -> list[Window]:
+        """What detectors read of a store's last hour, in parts of some minutes."""
+        return self._windows.of(store)
+
     def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble] = ()) -> None:
         """Close incidents that answers disprove, open those that they show, and those of stores without an answer.
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -28,6 +28,8 @@ from tiertune_connector.tuning import TIERS
 from tiertune_connector.units import Duration
 
 HOURS_PER_MONTH = 730.0
+WEEK = timedelta(weeks=1)
+"""Hours of the calendar that have not ended after it never do."""
 
 
 class Objectives(Document):
@@ -162,8 +164,14 @@ def frozen_by(rule: Rule, now: datetime) -> str:
 
 
 def frozen_until(rule: Rule, now: datetime) -> datetime | None:
-    """When the hours of the calendar that forbid changes now end; None: none do."""
-    return max((end for entry in rule.guard.freeze if (end := entry.ends(now))), default=None)
+    """When the hours of the calendar that forbid changes now end, with all that follow at once; None: none do."""
+    until, at, last = None, now, now + WEEK
+    while at < last:
+        end = max((end for entry in rule.guard.freeze if (end := entry.ends(at))), default=None)
+        if end is None or (until and end <= at):  # a later one may end before, where clocks are set
+            break
+        until = at = end
+    return until
 
 
 def by_calendar(until: datetime | None) -> str:

@@ -7,6 +7,7 @@ with those after it.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import lru_cache
 from statistics import fmean
 
 from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window, Windows, ended
@@ -17,7 +18,7 @@ from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Summand
 from tiertune_agent.tuners.ghosts import ghost_tokens, nearest
 from tiertune_agent.tuners.lengths import between
 from tiertune_agent.tuners.remote_fetch import asked, estimated
-from tiertune_agent.tuners.tier_size import rent_s, simulated, size_of
+from tiertune_agent.tuners.tier_size import rent_s, size_of
 from tiertune_agent.verdicts.holdout import GROUPS, sums
 from tiertune_agent.verdicts.verdict import Groups, Spells, Trial, Verdict
 from tiertune_connector.whatif.chain import Shape
@@ -165,11 +166,18 @@ def cost_of(prospect: Prospect, shape: Shape) -> float | None:
     exact = prospect.costs.get(str(shape))
     if exact is not None:
         return exact
-    near = sorted((_distance(each, shape), prospect.costs[str(each)]) for each in simulated(prospect))[:2]
+    near = sorted((apart, prospect.costs[key]) for apart, key in _nearest(tuple(prospect.costs), shape))[:2]
     if len(near) < 2:
         return None
     (one, cost), (other, further) = near
     return (cost * other + further * one) / (one + other)
+
+
+@lru_cache(maxsize=64)
+def _nearest(told: tuple[str, ...], shape: Shape) -> list[tuple[float, str]]:
+    """The two nearest of the shapes told of, and all as near as they are; cached: a week of prospects tells of few."""
+    apart = sorted((_distance(Shape.parse(key), shape), key) for key in told if "@" not in key)
+    return [one for one in apart if one[0] <= apart[:2][-1][0]]
 
 
 def coarse(trial: Trial, parts: int) -> Trial:
