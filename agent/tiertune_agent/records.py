@@ -202,7 +202,7 @@ class Prospect:
     """Predicted seconds to the first token per request, by ``str(Shape)``."""
 
 
-def ended(one: Window | Prospect) -> datetime:
+def ended(one: Window | StageWindow | Prospect) -> datetime:
     return one.start + timedelta(seconds=one.seconds)
 
 

@@ -123,6 +123,25 @@ def test_ghosts_are_those_of_the_size_that_a_pool_had_then(store, rounds, judged
     assert ("eviction", "lru", "arc") in told(found)
 
 
+def test_how_busy_gpus_were_is_told_again(agents, store, other, *, clock, policy_file, judged):
+    """Prefill's were, decode's were not: the policy's advice rests on the same GPUs as the agent's did."""
+    advised = POLICY.replace("tuners: {", "tuners: {advice: {period: 2m}, ")
+    policy_file.write_text(advised)
+    agent = agents(store, other)
+    agent.loop.run_once()
+    for _ in range(11):
+        for one, stage, busy in ((store, "prefill", 0.92), (other, "decode", 0.31)):
+            for gpu in "ab":
+                one.count("gpu_utilization_ratio", 0.0, gpu=gpu, stage=stage)
+            one.count("stage_gpu_seconds_total", 2 * busy * 60, stage=stage, phase=stage)
+        pass_windows(agent, (store, other), clock, seconds=60)
+    (done,) = [one.reason for one in agent.history.decisions.find() if one.tuner == "balance"]
+    agent.close()
+    (would,) = [one.reason for one in judged(advised).would if one.tuner == "balance"]
+    assert would == done
+    assert done.startswith("prefill GPUs are busy 92% (2), decode 31% (2): move one")
+
+
 @pytest.fixture
 def both(agents, store, other, clock):
     """The history of an agent of two stores, and what lets a window with traffic of both pass."""

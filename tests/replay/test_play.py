@@ -221,6 +221,22 @@ def test_gates_are_told_of_as_an_engine_tells_its_store(shifting, shifting_found
     assert tally.ttft_s == Play(replay.world, "rule").all(shifting_found).ttft_s
 
 
+@pytest.mark.parametrize("before", [[], ["dram"]])
+def test_each_tier_is_told_its_own_seconds(small, before):
+    """A disk in front of the remote takes longer than it saves, and the remote, which is quick, won all the same."""
+    tiers = {"dram": {"share": 0.02, "gbps": 200}, "disk": {"share": 0.2, "gbps": 24}, "remote": {"share": 0.5}}
+    world, told = Replay(small, scenario(tiers=tiers, gbps=200)).world, []
+    play = Play(world, "rule", report=lambda _, reports: told.extend(reports))
+    found = ReplayedRequest(0.0, 30 * world.chunk_tokens, 0, [*before, *["disk"] * 10, *["remote"] * 10])
+    play.request(found)
+    disk, remote = told[-2:]
+    costs = world.local["disk"], world.link.truth(0.0)
+    assert (disk.actual_s, remote.actual_s) == tuple(cost.seconds(10, 10 * world.chunk_bytes) for cost in costs)
+    assert (disk.outcome, remote.outcome) == ("lost", "won")
+    prefill_s = world.prefill.seconds(len(found.tiers) * world.chunk_tokens, found.prompt_tokens)
+    assert play.tally.ttft_s == pytest.approx([sum(one.actual_s for one in told) + prefill_s])
+
+
 def test_a_transfer_that_fails_is_told_as_failed(shifting):
     """Behind another on the link, a transfer whose turn comes when the link is down has failed, and gained nothing.
 

@@ -168,6 +168,17 @@ def test_time_at_another_size_does_not_count_as_time_to_fill(trace):
     assert play(20) == pytest.approx(fill_s, rel=0.2)
 
 
+def test_what_a_fetch_would_take_is_told_with_the_handling_of_its_chunks(trace):
+    """As stores tell it, whose bandwidth is that of chunks of a size: by what is told here fetching is on again."""
+    replay = Replay(trace, scenario(link={"gbps": 25, "per_chunk_s": 0.03}))
+    stores = Stores(replay, (), replay.split(0.5), 1.1)
+    stores.close_window(1)
+    told = stores.remote[-1].values
+    first_s, bytes_per_s = (told[f"fetch_estimate_{name}"] for name in ("t0_seconds", "bytes_per_second"))
+    nbytes = 10 * replay.chunk_bytes
+    assert first_s + nbytes / bytes_per_s == pytest.approx(replay.world.link.truth(0.0).seconds(10, nbytes))
+
+
 def test_a_change_moves_a_chunk_at_least(few_chunks):
     """Of caches of a few chunks a step may be less than one: it then is one, or there is no change."""
     agent = few_chunks

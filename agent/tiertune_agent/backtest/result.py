@@ -6,7 +6,7 @@ from datetime import datetime
 
 from tiertune_agent.fields import Json, JsonDict, shown
 from tiertune_agent.history.models import StoreRow
-from tiertune_agent.records import CHANGED, Decision, Prospect, Windows, ended
+from tiertune_agent.records import CHANGED, Decision, Prospect, StageWindow, Windows, ended
 from tiertune_connector.units import format_count, format_duration
 
 UNKNOWN_REMOTE = "The history tells nothing of the remote that it would manage: sizes of the remote were not tested."
@@ -23,6 +23,7 @@ class Recording:
     """By store, when the span began."""
     windows: Windows
     prospects: Sequence[Prospect]
+    stages: Sequence[StageWindow]
     decisions: Sequence[Decision]
     """Decisions that changed a store."""
 

@@ -9,11 +9,13 @@ ghosts, prospects and predicted costs remain valid, outcomes of fetches do not.
 from collections import deque
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import httpx
 
@@ -44,8 +46,10 @@ from tiertune_agent.records import (
     OBSERVED,
     REMOTE,
     Decision,
+    Prospect,
     Rates,
     Snapshot,
+    StageWindow,
     State,
     Window,
     Windows,
@@ -57,6 +61,7 @@ from tiertune_agent.terminal.progress import Step, bar, unseen
 from tiertune_agent.tuners.tier_size import horizon_s
 from tiertune_connector.units import format_duration
 
+One = TypeVar("One", Prospect, StageWindow)
 EVERY = 1_000_000
 LONGEST_S = 36500 * 86400.0
 """Longest time that may be asked of a history."""
@@ -96,7 +101,7 @@ def backtest(url: str, loaded: LoadedPolicy, last_s: float) -> Backtest:
 def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
     """All records of the ``last_s`` seconds up to when any store was last seen; BacktestError if they have no window.
 
-    Includes earlier prospects that tier_size still weighs with a period of ``sizes_period_s``.
+    Includes earlier prospects that tier_size still weighs with a period of ``sizes_period_s``, and stages of an hour.
     """
     stores = [store for store in history.stores() if not store.status.get(OBSERVED)]  # observed ones are not tuned
     until = max((store.last_seen for store in stores), default=NEVER)
@@ -117,6 +122,7 @@ def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
         prospects=sorted(
             history.measured.prospects("", since - timedelta(seconds=horizon_s(sizes_period_s))), key=ended
         ),
+        stages=sorted(history.measured.stage_windows(since - HOUR, until), key=ended),
         decisions=sorted((one for one in changed if one.made_at >= since), key=attrgetter("made_at")),
     )
 
@@ -143,7 +149,7 @@ class Rehearsal:
         """When each store's last report expires: after two windows, of median length, or of its own if longer."""
         self._last = {window.store: ended(window) for window in recording.windows}
         """When each store reported for the last time."""
-        self._prospects = deque(recording.prospects)
+        self._prospects, self._stages = deque(recording.prospects), deque(recording.stages)
 
     def run(self, step: Step = unseen) -> Backtest:
         """``step`` is called after each round."""
@@ -184,13 +190,11 @@ class Rehearsal:
             self._fleet[store] = _snapshot(self._records[store], self._stores[store].tuning(), seen, self._at)
             longest_s = max(self._window_s, *(window.seconds for window in seen))
             self._late[store] = self._at + timedelta(seconds=2 * longest_s)
-        told = [self._fleet[store] for store in windows]
+        first, *others = (self._fleet[store] for store in windows)
+        told = [replace(first, stages=tuple(_due(self._stages, self._at))), *others]  # also of sources, only observed
         self._scratch.remember([(snapshot, Rates()) for snapshot in told])
         self._rounds.heard(told)
-        due = []
-        while self._prospects and ended(self._prospects[0]) <= self._at:
-            due.append(self._prospects.popleft())
-        self._scratch.measured.remember_prospects(due)
+        self._scratch.measured.remember_prospects(_due(self._prospects, self._at))
 
     def _end(self) -> Backtest:
         decisions = self._scratch.decisions
@@ -251,6 +255,12 @@ def _moments(windows: Windows, apart: timedelta) -> Iterator[tuple[datetime, dic
         stores.setdefault(window.store, []).append(window)
     if stores:
         yield at, stores
+
+
+def _due(waiting: deque[One], at: datetime) -> Iterator[One]:
+    """What has ended by then waits no longer."""
+    while waiting and ended(waiting[0]) <= at:
+        yield waiting.popleft()
 
 
 def _snapshot(store: StoreRow, tuning: Json, windows: Windows, at: datetime) -> Snapshot:

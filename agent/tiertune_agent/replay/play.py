@@ -107,13 +107,13 @@ class Play:
             cut, ready_s, _ = self._fetch(found, tiers if self._chooser == "always" else tiers[: _local(tiers)])
         else:
             decision = self._decide(found, tiers)
-            cut, ready_s, remote_s = self._fetch(found, tiers[: decision.cut])
+            cut, ready_s, seconds = self._fetch(found, tiers[: decision.cut])
             if self._report is not None and decision.candidates:
                 told = tier_reports(  # what an engine's adapter would report to its store
                     decision,
                     chunk_tokens=self._world.chunk_tokens,
-                    actual_s=ready_s if decision.fetches else None,
-                    seconds={"remote": remote_s},
+                    actual_s=max(seconds.values()) if decision.fetches else None,  # each tier answers for its own part
+                    seconds=seconds,
                     failure="failed" if cut < decision.cut else "",
                     used=decision.cut_to(cut, range(cut), tiers),
                 )
@@ -150,8 +150,8 @@ class Play:
             return self._beliefs[self._world.scenario.node(found.engine)].estimate(found.at_s, queue_s)
         return replace(self._world.link.truth(found.at_s), queue_s=queue_s)
 
-    def _fetch(self, found: ReplayedRequest, tiers: Sequence[str]) -> tuple[int, float, float]:
-        """Load the chunks; returns how many leading ones are there then, seconds since arrival, the remote's part."""
+    def _fetch(self, found: ReplayedRequest, tiers: Sequence[str]) -> tuple[int, float, dict[str, float]]:
+        """Load the chunks; returns how many leading ones are there then, seconds since arrival, each tier's part."""
         remote, chunk_bytes, link = tiers.count("remote"), self._world.chunk_bytes, self._world.link
         fetch_s = remote_s = 0.0
         if remote:
@@ -165,10 +165,12 @@ class Play:
                 self.tally.remote_chunks += remote
             else:  # the link is down by then
                 tiers = tiers[: _local(tiers)]
+        seconds = {"remote": remote_s}
         for tier, cost in self._world.local.items():
             chunks = tiers.count(tier)
-            fetch_s += cost.seconds(chunks, chunks * chunk_bytes)
-        return len(tiers), fetch_s, remote_s
+            seconds[tier] = cost.seconds(chunks, chunks * chunk_bytes)
+            fetch_s += seconds[tier]
+        return len(tiers), fetch_s, seconds
 
     def _prefill(self, found: ReplayedRequest, cut: int, fetch_s: float) -> None:
         """Compute the rest of the prompt, ``fetch_s`` after the arrival at the earliest."""

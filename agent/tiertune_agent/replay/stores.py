@@ -173,7 +173,7 @@ class Stores:
         estimate = self._beliefs.estimate(at_s)
         gauges = {
             "fetch_estimate_t0_seconds": estimate.t0_s,
-            "fetch_estimate_bytes_per_second": estimate.bytes_per_s,
+            "fetch_estimate_bytes_per_second": estimate.speed(self._chunk_bytes),  # with handling, as stores tell it
             "fetch_estimate_age_seconds": estimate.age_s,
         }
         window = Window(STORE, "", "", "remote", start, self.window_s, _gated(ended, self._chunk_bytes) | gauges)
