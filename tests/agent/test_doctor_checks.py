@@ -257,6 +257,14 @@ def test_a_terabyte_that_is_still_being_provisioned_is_not_missing():
         assert len(of("capacity_not_effective", with_store(pools={ONE: {"dram": dram}}, uptime_s=uptime_s))) == found
 
 
+def test_pools_are_provisioned_one_after_another():
+    """Two of half a terabyte take as long as one of a terabyte."""
+    dram = {"applied": {"capacity_bytes": 512 << 30}, "effective": {"capacity_bytes": 400 << 30}}
+    both = {namespace: {"dram": dram} for namespace in (ONE, OTHER)}
+    for uptime_s, found in ((900.0, 0), (3600.0, 2)):
+        assert len(of("capacity_not_effective", with_store(pools=both, uptime_s=uptime_s))) == found
+
+
 def test_an_engine_that_tells_no_metrics_is_named():
     """Else nothing would seem wrong with it."""
     (found,) = findings(facts(engines=[EngineFacts("http://engine:8000", told=Exposition("", WANTED))]))

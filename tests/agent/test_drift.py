@@ -105,6 +105,17 @@ def test_a_change_between_an_answer_and_the_look_at_it_is_no_drift(agent, store,
     assert (fetch(store), drifted(agent)) == ("off", False)
 
 
+def test_what_a_freeze_keeps_waiting_is_found_either_way_and_no_other(agent, store, clock, arc, soak):
+    """A rollback waits for days of it: what somebody sets meanwhile is neither what was before nor what was decided."""
+    agent.history.journal.freeze("release", "ops", clock.now(), None)
+    soak(5, 600, 500)
+    assert not drifted(agent)
+    store.by_hand(arc.field, "s3fifo")
+    soak(1, 600, 500)
+    (incident,) = agent.history.journal.incidents()
+    assert incident["message"] == f"{arc.field}: expected arc, found s3fifo"
+
+
 def test_what_is_under_way_for_long_is_no_drift(agent, store, clock, rounds):
     """A change and its undoing reach the store, their answers do not; a freeze holds up finding out about either."""
     rounds(2)

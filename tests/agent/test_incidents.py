@@ -183,6 +183,14 @@ class TestVainKnobs:
             large = replace(self.SIZE, after=size, applied_at=NOW - timedelta(minutes=minutes))
             assert told(tuning=tuning, decisions=[large]).keys() == kinds
 
+    def test_after_a_restart_it_is_provisioned_anew(self):
+        """Whenever it was decided: of a store that has just started it is not there yet."""
+        field, size = self.SIZE.field, 1 << 40
+        tuning, large = replaced(TUNING, field, size), replace(self.SIZE, after=size)
+        for uptime_s, kinds in ((600.0, set()), (1200.0, {"knob_without_effect"}), (None, {"knob_without_effect"})):
+            status = STATUS | {"uptime_s": uptime_s}
+            assert told(tuning=tuning, decisions=[large], status=status).keys() == kinds
+
     def test_a_capacity_without_a_pool_that_could_follow(self):
         """After a restart of the store only the disk has pools: DRAM's follow with the first engine."""
         held = {DIGEST: {"model": "llama", "disk": {"effective": {"capacity_bytes": 1 << 30}}}}

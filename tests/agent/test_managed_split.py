@@ -127,6 +127,21 @@ def test_a_freeze_holds_what_is_under_way(world):
     assert len(world.decisions()) == 1
 
 
+def test_what_is_given_up_while_frozen_waits_for_no_verdict(world):
+    """A split that was not made as a whole is set back once something may change; nobody judged it."""
+    world.prospects(MORE_DRAM)
+    with world.stores[1].deaf():
+        world.rounds()
+    world.policy.write_text(f"{POLICY}overrides:\n- match: {{store: host-b}}\n  mode: observe\n")
+    with world.stores[0].deaf():
+        world.rounds()
+    world.agent.operators.freeze(CALLER, "launch", None)
+    world.rounds()
+    (made,) = world.decisions()
+    assert made.undo["by"] == "policy"
+    assert made.waits.startswith("frozen: ")
+
+
 def test_nothing_is_split_while_frozen(world):
     """A freeze is a freeze of the remote, too."""
     world.agent.operators.freeze(CALLER, "launch", None)

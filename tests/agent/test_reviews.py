@@ -175,3 +175,22 @@ def test_what_nobody_watched_is_watched_then(agent, agents, store, clock, arc, *
         store.simulate("arc", 500 + 2 * index)
         pass_windows(back, store, clock, tick=True)
     assert back.history.decisions.get(arc.id).state == "rolled_back"
+
+
+def test_an_agent_that_starts_again_and_again_judges_within_a_week(
+    agent, agents, store, clock, auto, *, rounds, policy_file
+):
+    """Each time nobody knows what was seen before; no soak holds up its pool, and all windows, for ever."""
+    policy_file.write_text(policy_file.read_text().replace("soak: 1m", "soak: 1d"))
+    rounds(1)
+    change = made(agent, store, EVICTION, "lru", "arc", namespace=DIGEST)
+    rounds(1)
+    found = []
+    for _ in range(18):
+        agents.end()
+        clock.advance(12 * 3600)
+        again = agents()
+        again.leader.leads()
+        rounds(2, by=again)
+        found.append(again.history.decisions.get(change.id).state)
+    assert found[-2:] == ["soaking", "inconclusive"]

@@ -15,6 +15,7 @@ from tiertune_agent.incidents.seen import READ_AT_ONCE, SeenWindows
 from tiertune_agent.policy.document import Policy
 from tiertune_agent.records import Histogram, Prospect, Rates, Target
 from tiertune_agent.tuners.base import Proposal
+from tiertune_agent.verdicts.soak import fill_seconds
 
 HIT = "tier_lookup_tokens_total{result=hit}"
 
@@ -132,6 +133,15 @@ def test_an_hour_of_windows_is_kept_in_steps(history):
     assert SeenWindows(history, lambda: now[0]).heard([snapshot()])["host-a"] == kept
     now[0] += timedelta(minutes=20)
     assert [window.start.minute for window in seen.heard([snapshot()])["host-a"]] == list(range(20, 60, 5))
+
+
+@pytest.mark.parametrize("minutes", [6, 12, 58])
+def test_means_of_minutes_tell_how_soon_dram_fills(history, minutes):
+    """100 bytes in 15 s fill 1500 in 225 s, by windows as by the steps of the last hour."""
+    held = [window("dram", {"tier_resident_bytes": 100.0 * i}, i, namespace=DIGEST) for i in range(4 * minutes)]
+    remember(history, *held)
+    for windows in (held, SeenWindows(history, lambda: after(minutes=minutes)).of("host-a")):
+        assert fill_seconds(windows, 1500.0, {}) == pytest.approx(225.0)
 
 
 def test_a_large_fleets_hour_is_read_over_several_rounds(history):

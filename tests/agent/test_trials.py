@@ -398,11 +398,12 @@ def test_dram_fills_by_what_came_and_what_went():
     """Growth and evicted chunks together, of all pools in the tier."""
     held = [{"tier_resident_bytes": 100.0}, {"tier_resident_bytes": 160.0, "tier_evictions_total{reason=room}": 4.0}]
     windows = [pool(i, values, "dram") for i, values in enumerate(held)]
-    assert fill_seconds(windows, 1000.0, {DIGEST: 10.0}) == 300.0
+    assert fill_seconds(windows, 1000.0, {DIGEST: 10.0}) == 187.5
     assert fill_seconds(windows[:1], 1000.0, {DIGEST: 10.0}) is None
     assert fill_seconds([], 1000.0, {}) is None
     assert (
-        fill_seconds([*windows, *(replace(each, namespace="x") for each in windows)], 1000.0, {DIGEST: 10.0}) == 187.5
+        fill_seconds([*windows, *(replace(each, namespace="x") for each in windows)], 1000.0, {DIGEST: 10.0})
+        == 1000 * 30 / 280
     )
 
 

@@ -136,7 +136,8 @@ class ChangeControl:
 
     def _held(self, decision: Decision, frozen: str) -> Decision:
         """Have it wait until something may change again."""
-        verdict = "its verdict is to roll it back; " if decision.undo else ""
+        judged = (decision.undo or {}).get("by") == VERDICT
+        verdict = "its verdict is to roll it back; " if judged else ""
         return self._decisions.wait(decision, f"{verdict}{FROZEN}{frozen}")
 
     def _late(self, decision: Decision, this: Round, *, by_itself: bool) -> str:

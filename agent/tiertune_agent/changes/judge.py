@@ -180,7 +180,8 @@ class Judge:
         if found := _overtaken(decision, this):
             return Verdict(State.INCONCLUSIVE, f"somebody changed it within the soak: {found}", {})
         trial = self._trial(decision, began, this, snapshot)
-        if trial.windows < ENOUGH_WINDOWS and now < max(until, self._ran[0]) + (until - began):
+        watched = min(max(until, self._ran[0]), until + WEEK)  # an agent may start again and again
+        if trial.windows < ENOUGH_WINDOWS and now < watched + (until - began):
             return None  # too little traffic, or nobody looked: once the soak's length more
         return self._weighed(decision, trial, this)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
+from math import inf
 from operator import itemgetter
 from typing import Any
 
@@ -173,7 +174,8 @@ def _unfollowed(sight: Sight, decision: Decision) -> Iterator[str]:
         allowed = OFF_BY * decision.after + sum(pool.get("chunk_bytes") or 0 for pool in mine.values())
         over = sum(sizes) - decision.after
         asked = not mine.keys().isdisjoint(served(status))  # pools that a restart found may have what they hold
-        grown = decision.made_at + GRACE + timedelta(seconds=decision.after / GROWS_BY) <= sight.now
+        since_s = min((sight.now - decision.made_at).total_seconds(), status.get("uptime_s") or inf)  # or a restart
+        grown = since_s >= GRACE.total_seconds() + decision.after / GROWS_BY
         if sizes and (over > allowed or (over < -allowed and asked and grown)):
             yield f"{told} bytes, effective are {format_size(sum(sizes))}"
     elif decision.field == "tiers.remote.fetch" and decision.after == "off":

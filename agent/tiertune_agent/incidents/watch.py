@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from itertools import chain
 
 from tiertune_agent.collector.stores import Trouble
-from tiertune_agent.fields import capacity_field, read
+from tiertune_agent.fields import capacity_field, in_force, read
 from tiertune_agent.history.decisions import MOST_MOVED
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents import sources
@@ -93,7 +93,8 @@ class Watch:
         for snapshot in snapshots:
             store, known = snapshot.store, expected[snapshot.store]
             if not snapshot.at < known.since <= now:
-                fields = {part.field for part in moving if part.target.store == store}
+                mine = (part for part in moving if part.target.store == store)
+                fields = {one.field for one in mine if in_force(snapshot.tuning, one.field) in (one.before, one.after)}
                 told[store], then = compared(known, snapshot, fields, now)
                 if then != known:
                     anew[store] = known.since, then

@@ -95,11 +95,13 @@ def _dead_servers(state: Json) -> list[Json]:
 
 @of_store("warning")
 def capacity_not_effective(store: StoreFacts) -> Told:
-    settled_s = float(store.status.get("uptime_s") or 0.0) - SETTLED_S
-    for pool in store.pools.values():
-        wanted = read(pool, "dram.applied.capacity_bytes") or 0
+    pools = [(pool, read(pool, "dram.applied.capacity_bytes") or 0) for pool in store.pools.values()]
+    grows_s = sum(wanted for _, wanted in pools) / GROWS_BY  # one after another
+    if float(store.status.get("uptime_s") or 0.0) < SETTLED_S + grows_s:
+        return
+    for pool, wanted in pools:
         has = read(pool, "dram.effective.capacity_bytes")
-        if has is not None and has < (1 - SHORT_BY) * wanted and settled_s >= wanted / GROWS_BY:
+        if has is not None and has < (1 - SHORT_BY) * wanted:
             wrong = f"dram has {format_size(has)} of {format_size(wanted)} for {pool.get('model') or 'a pool'}"
             mend = "the host has no more memory: lower the capacity, or raise the container's limit"
             yield wrong, mend
