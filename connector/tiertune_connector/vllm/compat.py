@@ -182,6 +182,7 @@ class Engine:
             groups=self.groups,
             step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
             decode_tokens=1 + self.drafts,
+            ahead=self._vllm_config.max_concurrent_batches - 1,
         )
 
     def prompt(self, request: Request, keys: Sequence[list[OffloadKey]], most: int | None = None) -> Prompt:
