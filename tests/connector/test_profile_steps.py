@@ -133,6 +133,15 @@ class TestWallTime:
         steps.output()
         assert steps.ended == steps.last
 
+    def test_outputs_after_a_fault_are_those_of_later_steps(self, steps, clock, seen):
+        """Else each is taken for that of the step before, for ever: decodes take what prefills took."""
+        steps.given([(0, 300)])
+        steps.given([(300, 301)])
+        steps.lost()
+        run(steps, clock, [(0, 500)], 0.5)
+        run(steps, clock, [(500, 501)], 0.03)
+        assert seen == [([(0, 500)], pytest.approx(0.5)), ([(500, 501)], pytest.approx(0.03))]
+
     def test_steps_whose_output_never_comes_are_dropped(self, steps):
         """Oldest first: memory stays bounded."""
         for _ in range(IN_FLIGHT + 3):

@@ -6,6 +6,7 @@ import resource
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -70,6 +71,13 @@ def test_an_engine_may_map_as_many_segments_as_its_system_allows(home):
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("error", [ValueError("not allowed to raise maximum limit"), PermissionError()])
+def test_a_limit_that_may_not_be_raised_stays(home, monkeypatch, error):
+    """A hard limit above the kernel's `fs.nr_open`, which was lowered since, or a sandbox: the engine starts."""
+    monkeypatch.setattr(resource, "setrlimit", Mock(side_effect=error))
+    join(EngineSettings(socket=str(home / "s.sock"), connect_timeout=0.0), NAMESPACE, chunk_bytes=1, engine="e").close()
 
 
 @pytest.mark.parametrize("make", [partial(Segment.create, 1, GEOMETRY), partial(SharedIndex.create, 100)])

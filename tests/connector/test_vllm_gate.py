@@ -19,10 +19,10 @@ FAR = ["remote"] * 4
 SLOW, FAST = FetchEstimate(0.0, 0.0, 1 << 20), FetchEstimate(0.0, 0.0, 100 << 20)
 
 
-def engine(groups=1):
+def engine(groups=1, ahead=0):
     """One that prefills a token in a millisecond, and whose layers form so many groups, all with full attention."""
     same = [Group(index, TOKENS, None) for index in range(groups)]
-    facts = Facts(Namespace(model="llama", chunk_tokens=TOKENS), TOKENS_ONLY, same, step_tokens=0)
+    facts = Facts(Namespace(model="llama", chunk_tokens=TOKENS), TOKENS_ONLY, same, step_tokens=0, ahead=ahead)
     prefill = PrefillCost(seconds_per_flop=1e-3)
     return EngineGate(Mock(), prefill, Mock(), facts, SETTINGS, chunk_bytes=groups * BYTES)
 
@@ -72,11 +72,17 @@ def test_what_the_device_takes_for_its_copy_counts(gate):
     assert choose(gate, FAR, FAST).cut == 4
 
 
-def test_a_fetch_beside_decodes_must_pay_for_the_steps_that_it_loses(gate):
-    """It saves 54 ms a chunk; what it has fetched is there after two steps of theirs, one of them in part."""
-    for step_s, cut in ((0.0, 4), (0.13, 4), (0.16, 0)):
-        gate.decode_s = lambda step_s=step_s: step_s
-        assert choose(gate, FAR, FAST).cut == cut
+@pytest.mark.parametrize(
+    ("ahead", "step_s", "cut"), [(0, 0.0, 4), (0, 0.13, 4), (0, 0.16, 0), (1, 0.08, 4), (1, 0.09, 0), (3, 0.05, 0)]
+)
+def test_a_fetch_beside_decodes_must_pay_for_the_steps_that_it_loses(ahead, step_s, cut):
+    """It saves 54 ms a chunk; what it has fetched is there after two steps of theirs, one of them in part.
+
+    That it is there the scheduler hears as many steps later as are scheduled ahead.
+    """
+    gate = engine(ahead=ahead)
+    gate.decode_s = lambda: step_s
+    assert choose(gate, FAR, FAST).cut == cut
 
 
 def test_each_group_of_a_models_layers_has_chunks_to_be_handled():

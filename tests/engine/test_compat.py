@@ -199,6 +199,14 @@ def test_vllm_is_told_what_follows_from_our_settings(configured):
     assert tier["facts"].namespace.chunk_tokens == 64
 
 
+@pytest.mark.parametrize(("schedules_ahead", "ahead"), [(False, 0), (True, 1)])
+def test_how_late_a_steps_output_is_read(configured, schedules_ahead, ahead):
+    """With asynchronous scheduling the next step is scheduled before."""
+    config = configured()
+    config.scheduler_config.async_scheduling = schedules_ahead
+    assert compat.Engine(config, cache_of(config)).facts().ahead == ahead
+
+
 def test_staging_left_out_follows_the_formula(configured):
     """KV bytes per token times twice a step's and twice the longest prompt's tokens."""
     config = configured(extra={"chunk_tokens": 64}, max_num_batched_tokens=2048)

@@ -397,6 +397,8 @@ def test_what_a_faulty_step_was_to_compute_nobody_finds(played, computed):
     one.fault()
     one.run()
     assert one.knows_nothing()
+    steps = one.tier.telemetry.steps
+    assert steps.ended == steps.last, "an output is taken for that of the step before"
 
     assert one.scheduler.reset_prefix_cache(), "it still has that step's blocks"
     for engine in (other, one):

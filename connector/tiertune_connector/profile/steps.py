@@ -105,6 +105,12 @@ class Steps:
             self._count(number)
         step.then()
 
+    def lost(self) -> None:
+        """No output comes of the steps that were given and have not ended."""
+        for number in range(self.ended + 1, self.last + 1):
+            self._steps.pop(number, None)
+        self.ended = self.last
+
     def measured(self, seconds: Mapping[int, Sequence[float]]) -> None:
         """Take device seconds of ranks, by step number; ranks may report one by one. A counted step stays as it is.
 

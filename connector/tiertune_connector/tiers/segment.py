@@ -26,7 +26,8 @@ _MOST_KEPT = 256
 def allow_descriptors() -> None:
     """Raise this process's limit: a segment takes two of a store's, and one of a client's; the usual one is 1024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with suppress(ValueError, OSError):  # a hard limit above `fs.nr_open` may not even be set to itself
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def slot_stride(chunk_bytes: int) -> int:

@@ -87,10 +87,10 @@ class Engine:
         self._epoch = b""
         """Of the weights, as part of all keys: what was stored before an exchange is no longer found."""
 
-    def tell_tier(self, exchanged: Callable[[], object]) -> None:
+    def tell_tier(self, exchanged: Callable[[], object], lost: Callable[[], object] = lambda: None) -> None:
         """Call before vLLM's own constructor on the scheduler's side, which makes the tier; the log gets the sizes.
 
-        ``exchanged`` is called when somebody has exchanged the weights.
+        ``exchanged`` is called when somebody has exchanged the weights, ``lost`` when no output comes of steps given.
         """
         own, planned = self.settings.staging, self._plan
         if own is not None and own < planned.prompt_bytes:
@@ -106,7 +106,7 @@ class Engine:
         )
         facts = self.facts()
         translate(self._vllm_config, facts, planned)
-        self._weights, self._exchanged = facts.namespace.weights, exchanged
+        self._weights, self._exchanged, self._lost = facts.namespace.weights, exchanged, lost
         _hearing.add(self)
         _listen()
 
@@ -145,6 +145,7 @@ class Engine:
         It takes for computed what that step was to compute, and never hears which copies the step ended.
         """
         logger.warning("TierTune: this engine had a fault: until it is started again it shares chunks with no other")
+        self._lost()
         self._part()
 
     def _part(self) -> None:
@@ -181,6 +182,7 @@ class Engine:
             groups=self.groups,
             step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
             decode_tokens=1 + self.drafts,
+            ahead=self._vllm_config.max_concurrent_batches - 1,
         )
 
     def prompt(self, request: Request, keys: Sequence[list[OffloadKey]], most: int | None = None) -> Prompt:

@@ -43,7 +43,7 @@ class TierTuneConnector(OffloadingConnector):
         neighbours.check()
         self._engine = compat.Engine(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
-            self._engine.tell_tier(self.reset_cache)
+            self._engine.tell_tier(self.reset_cache, self._lose_steps)
         super().__init__(vllm_config, role, kv_cache_config)
         self._announced = events.Announced()
         self._timing = WorkerTiming(())
@@ -146,6 +146,9 @@ class TierTuneConnector(OffloadingConnector):
         for request, keys in promoted:
             events.describe(self.connector_scheduler, request, keys)
         return self._announced.told(super().take_events())
+
+    def _lose_steps(self) -> None:
+        self.tier.telemetry.steps.lost()
 
     def _reset(self, empty: Callable[[], bool]) -> bool:
         """Whoever empties the device's cache alone, for new weights, does not want the old ones' chunks from here."""

@@ -34,6 +34,8 @@ class Facts:
     """Most tokens that a step computes."""
     decode_tokens: int = 1
     """Tokens of a decoding request in a step."""
+    ahead: int = 0
+    """Steps that are scheduled before the output of one is read: with asynchronous scheduling, or stages."""
 
     @property
     def whole_groups(self) -> int:

@@ -34,7 +34,7 @@ FADE = 0.9
 """Weight that earlier copies keep with each new one."""
 PUT_OFF = 1.5
 """Steps of others that a fetch costs its request beside its own seconds: it is over within one of them, and the copy to
-the device takes part in the next."""
+the device takes part in the next. Where steps are scheduled ahead, that it has ended is read as many steps later."""
 DECLINED = 0.99
 """Factor on the copies' seconds at each decision to fetch nothing for their sake: else a slow one would be the last."""
 
@@ -189,7 +189,7 @@ class EngineGate:
             settings=found.gate,
             backlog_s=self.backlog.seconds(ask.request),
             others=Others(self.backlog.others(ask.request), remote.transfers if remote else 0),
-            put_off_s=PUT_OFF * self.decode_s(),
+            put_off_s=(PUT_OFF + self.facts.ahead) * self.decode_s(),
             most=len(reached),
         )
         decision = choice(copy_s=copy_s)

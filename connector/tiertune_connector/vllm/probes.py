@@ -139,7 +139,7 @@ NEEDS = {
         "_RegisteredModel": "model_cls",
     },
     "config/vllm.py": {
-        "VllmConfig": "aux_output_config num_speculative_tokens",
+        "VllmConfig": "aux_output_config max_concurrent_batches num_speculative_tokens",
         "get_current_vllm_config_or_none": "",
     },
     "config/lora.py": {"LoRAConfig": "lora_dtype target_modules enable_tower_connector_lora"},

@@ -130,17 +130,17 @@ class TierTuneTier(SecondaryTierManager):
         known = self._requests[request]
         known.prompt = prompt
         self.gate.backlog.arrived(request, prompt.tokens)
-        known.trace = self.telemetry.tracing.arrived(request, prompt.headers, prompt.tokens, len(prompt.keys[0]))
+        # vLLM takes nothing behind the last whole chunk of any group, and finds the chain before it looks for that.
+        whole = min(group.chunk_tokens * len(keys) for group, keys in zip(self._groups, prompt.keys, strict=True))
+        chunks = -(-whole // self._groups[0].chunk_tokens)
+        known.trace = self.telemetry.tracing.arrived(request, prompt.headers, prompt.tokens, chunks)
         if prompt.reads and known.context.load_tier_filter.allows(self.medium, self.locality):
             chain, *others = ([bytes(key) + prompt.suffix for key in keys] for keys in prompt.keys)
-            # vLLM takes nothing behind the last whole chunk of any group, and finds the chain before it looks for that.
-            whole = min(group.chunk_tokens * len(keys) for group, keys in zip(self._groups, prompt.keys, strict=True))
-            chain = chain[: -(-whole // self._groups[0].chunk_tokens)]
             sides = [
                 Side(keys, group.chunk_tokens, group.window_chunks or 0)
                 for group, keys in zip(self._groups[1:], others, strict=True)
             ]
-            backlog_s = self.gate.backlog.seconds(request)
+            chain, backlog_s = chain[:chunks], self.gate.backlog.seconds(request)
             known.ask = self._lookups.expect(request, prompt.tokens, chain, sides, prompt.tenant, backlog_s=backlog_s)
 
     def bind(self, staging: "CPUOffloadingManager") -> None:
