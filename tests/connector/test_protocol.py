@@ -222,8 +222,9 @@ def test_values_that_would_do_harm_are_refused(message):
 
 def test_a_long_name_of_a_request_is_told_as_a_short_one():
     """A usual one stays as it is. Half a character, too, is no reason to fail."""
-    usual, long = f"chatcmpl-{'0' * 32}-{'1' * 8}", "\ud800" * 65
-    assert brief(usual) == usual
+    usual, long = f"chatcmpl-{'0' * 32}-{'1' * 8}", "\ud800" * 257
+    split = f"cmpl-___prefill_addr_10.0.0.1:21001___decode_addr_10.0.0.2:22001_{'0' * 32}-{'1' * 8}"
+    assert (brief(usual), brief(split)) == (usual, split)
     assert (len(brief(long)), brief(brief(long))) == (32, brief(long))
     assert brief(long) != brief(f"{long}x")
 

@@ -32,6 +32,8 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 """Finite, so that sums stay numbers."""
 Prediction = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 LABEL_CHARS = 64
+REQUEST_CHARS = 256
+"""Of a request's name as it is: those of prefill and decode have the addresses of both, some 110 in all."""
 Label = Annotated[str, msgspec.Meta(max_length=LABEL_CHARS)]
 TierName = Annotated[str, msgspec.Meta(pattern="^(gpu|staging|dram|disk|remote)$")]
 OutcomeName = Annotated[str, msgspec.Meta(pattern="^(won|lost|late|failed|skipped|unknown)$")]
@@ -339,7 +341,7 @@ def brief(request: str) -> str:
 
     Megabytes would hold up all engines, and stay in the store's memory with each of its prompts.
     """
-    if len(request) <= LABEL_CHARS:
+    if len(request) <= REQUEST_CHARS:
         return request
     return hashlib.blake2b(request.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 

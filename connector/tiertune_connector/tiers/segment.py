@@ -21,13 +21,15 @@ from tiertune_connector.tiers.linux import keep_size, populate, punch_hole, spar
 PAGE = mmap.PAGESIZE
 _MOST_KEPT = 256
 """Descriptors that a store keeps for all else: clients, tiers, HTTP."""
+_MOST_ALLOWED = 1 << 20
+"""Descriptors that are asked for: where a container's limit is a thousand million, some programs close as many."""
 
 
 def allow_descriptors() -> None:
     """Raise this process's limit: a segment takes two of a store's, and one of a client's; the usual one is 1024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # a hard limit above `fs.nr_open` may not even be set to itself
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, min(most, _MOST_ALLOWED)), most))
 
 
 def slot_stride(chunk_bytes: int) -> int:
