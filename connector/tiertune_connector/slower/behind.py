@@ -26,8 +26,8 @@ _WAITING = 128
 """Victims waiting at a time: they are pinned, and every eviction steps over them."""
 _DRAINED = 8
 """With one in so many written since the last step, perhaps 5 ms ago, a queue would be empty before a step in 50 ms."""
-_QUEUED_SHARE = 2
-"""At most one in so many chunks of a pool waits to be written behind, for all tiers together."""
+_QUEUED_SHARE, _PINNED_SHARE = 1 / 2, 5 / 8
+"""Of a pool's chunks waits at most this for one tier, and for all tiers together."""
 _MADE_ROOM = ("room", "capacity")
 Chunk = tuple[bytes, Slot]
 """A key, and where its chunk lies in DRAM."""
@@ -67,7 +67,7 @@ class WriteBehind(Reach):
             refused = lane.breaker.open or lane.breaker.paused
             for digest, held in list(self.dram.pools.items()):
                 with self.dram.lock:
-                    most = min(_WAITING, self._queue_length(held))
+                    most = min(_WAITING, self._queue_length(tier, digest))
                     drained = room = 0 if refused else most - lane.writers.queued(digest)
                     for key, slot in self._missing(tier, self._next_victims(tier, held)) if room > 0 else ():
                         room -= not lane.breaker.refuses(key) and self._offer(tier, digest, key, slot)
@@ -124,7 +124,7 @@ class WriteBehind(Reach):
                 self.dram.unpin(digest, key)
 
         write = Write(digest, key, slot.view(), replace(slot.origin, checksum=slot.checksum), done)
-        self.lanes[tier].writers.queue(write, at_most=self._queue_length(self.dram.pools[digest]))
+        self.lanes[tier].writers.queue(write, at_most=self._queue_length(tier, digest))
         return True
 
     def _wanted(self, tier: SlowerTier, digest: str, key: bytes, *, used: bool) -> bool:
@@ -140,9 +140,11 @@ class WriteBehind(Reach):
         held = self.disk.pools.get(digest) if self.disk and tier == "disk" else None
         return held is None or (held.pool.capacity > 0 and key not in held.pool)
 
-    def _queue_length(self, held: DramPool) -> int:
-        """Most chunks of a pool in a queue, lest slow tiers pin it all; others are offered when used again."""
-        return max(1, held.pool.capacity // _QUEUED_SHARE // max(1, len(self.tiers("evict", "commit"))))
+    def _queue_length(self, tier: SlowerTier, digest: str) -> int:
+        """Most chunks of a pool in a tier's queue, lest slow tiers pin it all; others are offered when used again."""
+        capacity = self.dram.pools[digest].pool.capacity
+        elsewhere = sum(lane.writers.queued(digest) for name, lane in self.lanes.items() if name != tier)
+        return max(1, int(min(_QUEUED_SHARE * capacity, _PINNED_SHARE * capacity - elsewhere)))
 
 
 def _ahead(pool: Pool[Slot]) -> int:
