@@ -22,6 +22,8 @@ from tiertune_agent.records import Target
 from tiertune_agent.run import utc_now
 from tiertune_agent.tuners.base import Proposal
 from tiertune_connector.protocol.messages import PrefillLine, Report, TierReport
+from tiertune_connector.serve import http as store_http
+from tiertune_connector.serve import main
 from tiertune_connector.tiers.segment import Segment
 
 pytestmark = pytest.mark.slow
@@ -97,6 +99,11 @@ def test_slow_storage(home):
 def test_a_knob_without_effect(home, agents, monkeypatch):
     """A store is given more DRAM than its host has memory: it takes the change, and stays as small as it was."""
     late = [timedelta()]
+
+    def later(server, control, clock, **more) -> store_http.Http:
+        return store_http.Http(server, control, lambda: clock() + late[0].total_seconds(), **more)
+
+    monkeypatch.setattr(main, "Http", later)
     with running(home, dram=16 * STRIDE) as process, Engine(process.server.path):
         pools = process.store.dram.pools
         eventually(lambda: sum(pool.provisioned for pool in pools.values()) == 16)
