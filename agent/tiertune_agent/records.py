@@ -108,7 +108,7 @@ class Window:
         """The sum of ``matching`` numbers; 0 if nothing was counted."""
         return self.gauge(name, **labels) or 0.0
 
-    def first(self, name: str, **labels: str) -> float:
+    def before_decode(self, name: str, **labels: str) -> float:
         """As ``total``, without what engines of the stage decode looked up: prefill's had done so before them."""
         return self.total(name, **labels) - self.total(name, stage="decode", **labels)
 

@@ -61,7 +61,7 @@ def test_a_slot_given_back_returns_exactly_its_memory(segment):
 
 
 def test_an_engine_may_map_as_many_segments_as_its_system_allows(home):
-    """Else its connection ends whenever a thousand are mapped, and its own files cannot be opened just before."""
+    """Else its connection ends whenever a thousand are mapped: the usual limit is 1024."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))

@@ -212,9 +212,9 @@ def _young_and_wanted(tier: str, below: Collection[str], windows: Windows) -> It
     here = [window for window in windows if window.tier == tier]
     evicted = total(here, "tier_evictions_total")
     idle = median(here, "tier_evicted_idle_seconds")
-    prompts = sum(window.first("prompt_tokens_total") for window in windows)  # decode is handed what it finds
-    found = (window.first("tier_lookup_tokens_total", result="hit") for window in windows if window.tier in below)
-    again = sum(found)
+    prompts = sum(window.before_decode("prompt_tokens_total") for window in windows)  # decode is handed what it finds
+    lower = [window for window in windows if window.tier in below]
+    again = sum(window.before_decode("tier_lookup_tokens_total", result="hit") for window in lower)
     if evicted >= FEW and idle is not None and idle <= YOUNG_S and prompts and again >= AGAIN * prompts:
         yield (
             f"{tier} thrashes: {evicted:.0f} chunks of {here[0].model} were evicted in "

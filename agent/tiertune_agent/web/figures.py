@@ -52,12 +52,12 @@ Span = tuple[datetime, datetime]
 
 def sums(window: Window) -> WindowSums:
     """One window's, read once."""
-    prompted = 0.0 if window.tier else window.first("prompt_tokens_total")
+    prompted = 0.0 if window.tier else window.before_decode("prompt_tokens_total")
     hits, misses = (
         {window.tier: tokens} if (tokens := window.known("tier_lookup_tokens_total", result=result)) is not None else {}
         for result in ("hit", "miss")
     )
-    found = window.first("tier_lookup_tokens_total", result="hit") if any(hits.values()) else 0.0
+    found = window.before_decode("tier_lookup_tokens_total", result="hit") if any(hits.values()) else 0.0
     return WindowSums(prompted, found, ended(window), hits, misses)
 
 

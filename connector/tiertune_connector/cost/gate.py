@@ -52,7 +52,7 @@ class GateSettings(msgspec.Struct, frozen=True):
     min_fetch_tokens: int = 0
     """Fewer tokens than this are not worth a fetch from the tier."""
     deadline_factor: float = 1.5
-    """A load may take this many times what it is predicted to take if it is slow."""
+    """A load may take this many times what a slow one is predicted to take."""
 
 
 class Candidate(msgspec.Struct, frozen=True):

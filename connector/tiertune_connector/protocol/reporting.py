@@ -36,8 +36,8 @@ def tier_reports(
     fetched from if DRAM gave nothing. ``failure`` is ``late`` or ``failed`` if not all of the fetch came, and
     ``unknown`` if nobody can tell what it was worth. ``used`` is what is left of the decision if the engine computed
     some of it anyway; without it a failed fetch came to nothing. Of a tier whose chunks came, and were of use in part,
-    the predictions are that part's; if none was of use it has failed. ``shared``: other loads,
-    or other groups' chunks, came meanwhile.
+    the predictions are that part's; if none was of use it has failed. ``shared``: other loads, or
+    other groups' chunks, came meanwhile.
     """
     kept = used or (decision.cut_to(0, (), ()) if failure else decision)
     fetched = [candidate.tier for candidate in decision.candidates if candidate.fetched]

@@ -56,7 +56,7 @@ class EngineSettings(Document):
     lookup_deadline: Duration = 0.1
     """How long the engine waits for the store's answer; then the prompt is recomputed."""
     load_deadline: Duration = 1.0
-    """A load of unknown cost may take this long; any other `deadline_factor` times its prediction, if it is slow."""
+    """A load of unknown cost may take this long; others `deadline_factor` times what a slow one would."""
     load_deadline_floor: Duration = 0.1
     """No load gets less time than this, because a busy host wakes threads late."""
     store_deadline: Duration = 5.0
