@@ -11,9 +11,8 @@ from typing import TypeVar
 
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.codec import Codec
-from tiertune_connector.cost import FETCHED_AT_ONCE
 from tiertune_connector.counters import Counters
-from tiertune_connector.slower.transit import Transit
+from tiertune_connector.slower.transit import FETCHED_AT_ONCE, Transit
 from tiertune_connector.slower.writers import Write, Writers
 from tiertune_connector.threads import Threads
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, UNKNOWN, Came, Counted, Outcome, Read, Tier, Usage, unheard
