@@ -270,7 +270,7 @@ def test_usage_is_the_sum_of_what_all_tell():
             server.told = Usage(resident, bound, None)
         tier = SpreadTier(servers, Counters(), patience_s=1.0)
         for name in dead:
-            tier.breaker.servers[name].state = "dead"
+            tier.breaker.servers[name].open = True
         return tier.usage()
 
     assert spread((10, 5), (10, 7)) == Usage(20, 12, None)
