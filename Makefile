@@ -60,7 +60,7 @@ test-next: setup setup-servers setup-engine  ## The adapter's tests with the nex
 	TIERTUNE_ENGINE_PYTHON="$(CURDIR)/.venv-engine/bin/python-next" $(BIN)/python -m pytest \
 	  tests/e2e/test_engine_modules.py tests/e2e/test_vllm_sharing.py tests/e2e/test_vllm_faults.py
 
-mutation: setup  ## Mutants of cost, pool and guard: how many the tests kill; half an hour
+mutation: setup  ## Mutants of cost, transit, pool and guard: how many the tests kill; half an hour
 	@sh scripts/mutation.sh
 
 bench: setup setup-servers  ## Benchmarks into bench.json: the store's data path, real engines with and without sharing

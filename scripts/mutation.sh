@@ -1,6 +1,6 @@
 #!/bin/sh
-# Mutation testing of what decides: cost, pool and guard. Mutants are made in a temporary copy; the fast tests of these
-# modules must kill them. Prints how many they do by module, and every one that survived; half an hour.
+# Mutation testing of what decides: cost, transit, pool and guard. Mutants are made in a temporary copy; the fast tests
+# of these modules must kill them. Prints how many they do by module, and every one that survived; half an hour.
 # Exit 1: fewer than 80 % of a module's are killed.
 set -eu
 cd "$(dirname "$0")/.."
@@ -37,7 +37,12 @@ markers = ["slow", "real", "vllm", "gpu", "long"]
 
 [tool.mutmut]
 source_paths = ["tiertune_connector", "tiertune_agent"]
-only_mutate = ["tiertune_connector/cost/*.py", "tiertune_connector/pool.py", "tiertune_agent/policy/guard.py"]
+only_mutate = [
+  "tiertune_connector/cost/*.py",
+  "tiertune_connector/slower/transit.py",
+  "tiertune_connector/pool.py",
+  "tiertune_agent/policy/guard.py",
+]
 also_copy = ["tests", "examples", "conftest.py"]
 pytest_add_cli_args_test_selection = [
   "tests/agent/test_guard.py",
@@ -46,11 +51,11 @@ pytest_add_cli_args_test_selection = [
   "tests/connector/test_cost_handling.py",
   "tests/connector/test_cost_prefill.py",
   "tests/connector/test_cost_prefill_hidden.py",
-  "tests/connector/test_cost_traffic.py",
   "tests/connector/test_gate.py",
   "tests/connector/test_gate_cuts.py",
   "tests/connector/test_pool.py",
   "tests/connector/test_slow_link.py",
+  "tests/connector/test_transit.py",
   "tests/contract/test_eviction_contract.py",
 ]
 END

@@ -11,17 +11,9 @@ from itertools import count
 
 import numpy as np
 
-from tiertune_connector.cost import (
-    ALONE,
-    FETCHED_AT_ONCE,
-    GateSettings,
-    Others,
-    PrefillCost,
-    deadline_s,
-    decide,
-    gain_s,
-    waited_s,
-)
+from tiertune_connector.cost import ALONE, GateSettings, Others, PrefillCost, deadline_s, decide, gain_s, waited_s
+from tiertune_connector.slower.transit import FETCHED_AT_ONCE
+from tiertune_connector.tiers.base import Outcome
 
 CHUNK_TOKENS = 64
 CHUNK_BYTES = 64 * 36_864
@@ -79,11 +71,11 @@ class Run:
 
 
 class Host:
-    """The engine, the link, and between them a lane: ``asked``, ``ended``, ``given_up``, ``estimate``."""
+    """The engine, the link, and between them a `Way`."""
 
-    def __init__(self, lane, *, bytes_per_s, gate=True, alone=False, seed=0, noise=0.25, tokens_per_s=4000.0):
+    def __init__(self, way, *, bytes_per_s, gate=True, alone=False, seed=0, noise=0.25, tokens_per_s=4000.0):
         """``gate``: it may fetch; ``alone``: it takes every request to be the only one."""
-        self._lane, self._gate, self._alone, self._noise = lane, gate, alone, noise
+        self._way, self._gate, self._alone, self._noise = way, gate, alone, noise
         self._prefill = PrefillCost(seconds_per_flop=1 / tokens_per_s, overhead_s=0.02)
         self._rng = np.random.default_rng(seed)
         self._events, self._order, self._arrivals = [], count(), count()
@@ -108,17 +100,17 @@ class Host:
 
     def _ask(self, nbytes, now, done):
         def ended(at):
-            self._lane.ended(nbytes, at, came=True)
+            self._way.at(at).ended(nbytes, Outcome.OK)
             done(at)
 
-        predicted_s = self._lane.asked(nbytes, now)
+        predicted_s = self._way.at(now).asked(nbytes)
         self.pipe.ask(nbytes, now, ended)
         return predicted_s
 
     def _arrive(self, tokens, now):
         turn = next(self._arrivals)
         backlog_s = sum(predicted_s for predicted_s, _, _ in self._turns.values())
-        estimate = self._lane.estimate(now)
+        estimate = self._way.at(now).estimate()
         others = Others(len(self._turns) + self._busy, estimate.transfers)
         decision = decide(
             ["remote"] * (tokens // CHUNK_TOKENS if self._gate else 0),
@@ -140,7 +132,7 @@ class Host:
     def _load(self, decision, tokens, turn, now):
         (candidate,) = decision.candidates
         self.run.fetches += 1
-        self._lane.transfers += 1
+        self._way.transit.awaited(1)
         left, over, predicted_s = decision.cut, False, None
 
         def ended(at):
@@ -148,8 +140,8 @@ class Host:
             left -= 1
             if not left and not over:
                 over = True
-                self._lane.transfers -= 1
-                self._lane.loaded(predicted_s, at - now)
+                self._way.transit.awaited(-1)
+                self._way.transit.loaded(predicted_s, at - now)
                 gained_s = gain_s(
                     candidate.fetch_s, candidate.recompute_s, at - now, candidate.backlog_s, candidate.prefills
                 )
@@ -162,10 +154,10 @@ class Host:
             nonlocal over
             if not over:
                 over = True
-                self._lane.transfers -= 1
+                self._way.transit.awaited(-1)
                 self.run.late += 1
                 self.run.lost_s += waited_s(at - now, candidate.backlog_s, candidate.prefills)
-                self._lane.given_up(predicted_s, at - now, at)
+                self._way.at(at).given_up(predicted_s, at - now)
                 self._turns[turn][:2] = [self._rest_s(tokens, 0), True]
                 self._compute(at)
 

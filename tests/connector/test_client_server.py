@@ -31,7 +31,7 @@ from tiertune_connector.documents import DocumentError
 from tiertune_connector.protocol.frames import Frames
 from tiertune_connector.protocol.messages import Own, Reply, Report, Reserve
 from tiertune_connector.serve.main import StartError, StoreProcess
-from tiertune_connector.tiers.segment import slot_stride
+from tiertune_connector.tiers.segment import whole_pages
 
 pytestmark = pytest.mark.slow
 
@@ -164,7 +164,7 @@ def test_of_a_client_that_is_lost_nothing_is_kept_but_its_slots(store):
 def test_long_chunks_that_were_damaged_or_renewed_are_refused(home):
     """Of several windows, damaged in the last: none of the four is used."""
     long = 5 << 20
-    segment = slot_stride(long)
+    segment = whole_pages(long)
     with running(home, dram=4 * segment) as store, Engine(store, chunk_bytes=long) as engine:
         eventually(lambda: pool(store).provisioned == 4)
         engine.put_all(chain("k", 4))

@@ -5,7 +5,8 @@ from math import log
 import numpy as np
 import pytest
 
-from tiertune_connector.cost import FetchCost, Traffic
+from connector.ways import Way
+from tiertune_connector.cost import FetchCost
 from tiertune_connector.cost.handling import REMEMBERED, SIZES, Handling
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -159,11 +160,11 @@ def test_an_estimate_tells_the_speed_of_chunks_of_a_size():
 
 def test_who_gives_up_behind_another_models_large_chunks_tells_how_slow_these_are():
     """Eight of them were half done at most; taken for eight of its own, the way would seem 256 times slower."""
-    traffic = Traffic(FetchCost(t0_s=0.0, bytes_per_s=100.0 * MIB))
+    way = Way(t0_s=0.0, bytes_per_s=100.0 * MIB)
     for nbytes in [LARGE] * 8 + [SMALL] * 20:
-        traffic.asked(nbytes, 0.0)
-    before = traffic.estimate(1.0)
-    traffic.given_up(None, 1.0, 1.0)
-    assert traffic.estimate(1.0) == before, "128 MiB a second at most are no news"
-    traffic.given_up(None, 4.0, 4.0)
-    assert traffic.estimate(4.0).bytes_per_s == pytest.approx(8 * LARGE / 4.0)
+        way.at(0.0).asked(nbytes)
+    before = way.at(1.0).estimate()
+    way.at(1.0).given_up(None, 1.0)
+    assert way.at(1.0).estimate() == before, "128 MiB a second at most are no news"
+    way.at(4.0).given_up(None, 4.0)
+    assert way.at(4.0).estimate().bytes_per_s == pytest.approx(8 * LARGE / 4.0)

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connector.stores import no_more_threads
+from connector.stores import A, no_more_threads
 from tiertune_connector.chunk import checksum
 from tiertune_connector.threads import Threads
-from tiertune_connector.tiers import direct as module
+from tiertune_connector.tiers import slab as module
 from tiertune_connector.tiers.base import unheard
-from tiertune_connector.tiers.direct import PayloadFile
 from tiertune_connector.tiers.segment import PAGE
+from tiertune_connector.tiers.slab import Slab
 
 SIZES = st.sampled_from([1, 500, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 3 * PAGE + 77, 9 * PAGE])
 
@@ -32,7 +32,7 @@ def readers():
 
 @pytest.fixture(scope="module")
 def file(readers, tmp_path_factory):
-    file = PayloadFile(tmp_path_factory.mktemp("direct") / "file", readers)
+    file = slab(tmp_path_factory.mktemp("direct") / "file", readers)
     yield file
     file.close()
 
@@ -42,6 +42,10 @@ def small_windows():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "WINDOW_BYTES", 2 * PAGE)
         yield
+
+
+def slab(path, readers):
+    return Slab(path, A, 1, readers)
 
 
 def paged(nbytes: int, shift: int = 0) -> memoryview:
@@ -80,7 +84,7 @@ def test_what_changes_through_the_cache_is_seen(file):
 @pytest.mark.parametrize("left", [0, 1, PAGE, 3 * PAGE + 5, 6 * PAGE - 1])
 def test_a_file_that_ends_before_is_told(readers, tmp_path, left):
     """At any place of the payload."""
-    file = PayloadFile(tmp_path / "short", readers)
+    file = slab(tmp_path / "short", readers)
     file.write_at(random(6 * PAGE), 0)
     os.truncate(file.fd, left)
     assert file.read_at(paged(6 * PAGE), 0, unheard) is None
@@ -110,7 +114,7 @@ def test_a_file_system_that_refuses_is_served_through_the_cache(readers, tmp_pat
 
     if refused == "open":
         monkeypatch.setattr(module.os, "open", opens)
-    file = PayloadFile(tmp_path / "refused", readers)
+    file = slab(tmp_path / "refused", readers)
     if refused == "move":
         monkeypatch.setattr(module.os, "preadv", moves(real[1]))
         monkeypatch.setattr(module.os, "pwritev", moves(real[2]))
@@ -123,7 +127,7 @@ def test_a_file_system_that_refuses_is_served_through_the_cache(readers, tmp_pat
 
 def test_nobody_reads_into_memory_that_was_given_back(readers, tmp_path, monkeypatch):
     """A failing window ends the read when the others have ended."""
-    file = PayloadFile(tmp_path / "broken", readers)
+    file = slab(tmp_path / "broken", readers)
     file.write_at(random(6 * PAGE), 0)
     real, late, held = os.preadv, threading.Event(), []
 
@@ -146,7 +150,7 @@ def test_nobody_reads_into_memory_that_was_given_back(readers, tmp_path, monkeyp
 
 def test_windows_cover_the_payload_once(readers, tmp_path, monkeypatch):
     """Each byte is asked for once, whole windows at a time, past the cache."""
-    file = PayloadFile(tmp_path / "windows", readers)
+    file = slab(tmp_path / "windows", readers)
     file.write_at(random(7 * PAGE), PAGE)
     real, asked = os.preadv, []
 
@@ -177,7 +181,7 @@ def test_a_lack_of_descriptors_is_no_file_system_without_that_way(readers, tmp_p
     with monkeypatch.context() as patch:
         patch.setattr(module.os, "open", opens)
         with pytest.raises(OSError, match="Too many open files"):
-            PayloadFile(tmp_path / "file", readers)
+            slab(tmp_path / "file", readers)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -185,7 +189,7 @@ def test_the_readers_of_a_file_need_no_threads_later(tmp_path, monkeypatch):
     """Else a window that none could be had for would be read all the same, when its memory is another's."""
     readers = Threads(3, "disk-window", ready=3)
     no_more_threads(monkeypatch)
-    file, data, out = PayloadFile(tmp_path / "file", readers), random(9 * PAGE), paged(9 * PAGE)
+    file, data, out = slab(tmp_path / "file", readers), random(9 * PAGE), paged(9 * PAGE)
     file.write_at(data, 0)
     assert file.read_at(out, 0, unheard) == checksum(data)
     assert out == data

@@ -41,7 +41,7 @@ def settle(tier: LocalDram) -> int:
 def memory(tier: LocalDram) -> int:
     """Chunks' worth of memory that is really taken."""
     segments = [segment for pool in tier.pools.values() for segment in pool.segments.values()]
-    return sum(os.fstat(s.fd).st_blocks * 512 - s.geometry.table_bytes for s in segments) // PAGE
+    return sum(os.fstat(s.fd).st_blocks * 512 - s.geometry.offset(0) for s in segments) // PAGE
 
 
 def test_memory_grows_by_segments_and_never_past_the_capacity(tier):

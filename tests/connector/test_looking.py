@@ -22,7 +22,7 @@ QUICK, SLOW = float("inf"), -1.0
 def lookers():
     made = Lookers()
     yield made
-    made.close()
+    made.shutdown()
 
 
 def in_turn(found):
@@ -89,7 +89,7 @@ def test_where_no_more_threads_can_be_had_all_are_asked_in_turn(monkeypatch):
         keys = [b"%d" % number for number in range(100)]
         assert alone.leading(lambda key: asked.add(threading.current_thread()) or key != b"70", keys) == 70
     assert len(asked - {threading.current_thread()}) == 1
-    alone.close()
+    alone.shutdown()
 
 
 def test_where_answers_are_quick_no_thread_is_asked(lookers, monkeypatch):

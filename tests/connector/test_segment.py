@@ -14,7 +14,7 @@ import pytest
 from connector.stores import NAMESPACE
 from tiertune_connector.tiers.index import SharedIndex
 from tiertune_connector.tiers.linux import memory_bytes
-from tiertune_connector.tiers.segment import PAGE, Geometry, Segment, slot_stride
+from tiertune_connector.tiers.segment import PAGE, Geometry, Segment
 from tiertune_connector.vllm.joining import join
 from tiertune_connector.vllm.settings import EngineSettings
 
@@ -39,7 +39,7 @@ def test_slots_are_page_aligned_and_do_not_overlap():
     starts = [GEOMETRY.offset(slot) for slot in range(GEOMETRY.slots)]
     assert all(start % PAGE == 0 for start in starts)
     assert starts[0] >= GEOMETRY.slots * 8
-    assert {b - a for a, b in pairwise(starts)} == {slot_stride(GEOMETRY.chunk_bytes)}
+    assert {b - a for a, b in pairwise(starts)} == {GEOMETRY.stride}
     assert starts[-1] + GEOMETRY.chunk_bytes <= GEOMETRY.total_bytes
 
 
@@ -54,7 +54,7 @@ def test_a_slot_given_back_returns_exactly_its_memory(segment):
     for slot in range(GEOMETRY.slots):
         segment.slot(slot)[:] = slot + 1
     segment.give_back(3)
-    assert full - taken(segment.fd) == slot_stride(GEOMETRY.chunk_bytes)
+    assert full - taken(segment.fd) == GEOMETRY.stride
     segment.take_again([3])
     assert taken(segment.fd) == full
     assert [int(segment.slot(slot)[7]) for slot in range(GEOMETRY.slots)] == [1, 2, 3, 0, 5, 6, 7, 8]

@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 
 from connector.slow_link import Host, stream
-from tiertune_connector.cost import FetchCost, Traffic
+from connector.ways import Way
 
 MIB = 1 << 20
 SEEDS = range(4)
 
 
 def play(mib_per_s, per_s, seed, **host):
-    lane = Traffic(FetchCost(now=-30.0))
-    return Host(lane, bytes_per_s=mib_per_s * MIB, seed=seed, **host).play(stream(300, per_s, seed))
+    return Host(Way(now=-30.0), bytes_per_s=mib_per_s * MIB, seed=seed, **host).play(stream(300, per_s, seed))
 
 
 @pytest.mark.parametrize(("mib_per_s", "per_s"), [(8, 1.2), (8, 4.5), (32, 4.5), (128, 4.5)])

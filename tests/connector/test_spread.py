@@ -227,7 +227,7 @@ def test_a_silent_server_s_probes_do_not_make_the_others_look_slow(lane, servers
     for _ in range(3):
         lane.probe(100)
     observed = []
-    lane.transit._traffic.cost.observe = lambda *_, at_least=False: observed.append(at_least)
+    lane.transit._cost.observe = lambda *_, at_least=False: observed.append(at_least)
     for fault in (Outcome.TIMEOUT, Outcome.ERROR):
         servers[NAMES[0]].fault = lambda _, fault=fault: fault
         lane.probe(100)
@@ -270,7 +270,7 @@ def test_usage_is_the_sum_of_what_all_tell():
             server.told = Usage(resident, bound, None)
         tier = SpreadTier(servers, Counters(), patience_s=1.0)
         for name in dead:
-            tier.breaker.servers[name].state = "dead"
+            tier.breaker.servers[name].open = True
         return tier.usage()
 
     assert spread((10, 5), (10, 7)) == Usage(20, 12, None)

@@ -279,7 +279,7 @@ def test_dram_never_holds_more_than_its_capacity(steps):
 
     def memory() -> int:
         return sum(
-            os.fstat(segment.fd).st_blocks * 512 - segment.geometry.table_bytes
+            os.fstat(segment.fd).st_blocks * 512 - segment.geometry.offset(0)
             for pool in tier.pools.values()
             for segment in pool.segments.values()
         )

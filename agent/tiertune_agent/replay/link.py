@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tiertune_agent.replay.scenario import Event, LinkSpec
 from tiertune_connector.cost import FetchCost, FetchEstimate
-from tiertune_connector.cost.traffic import PIECE_CHUNKS, PIECE_S
+from tiertune_connector.slower.transit import PIECE_CHUNKS, PIECE_S
 
 
 class Link:

@@ -14,11 +14,9 @@ from tiertune_connector.cost.gate import (
 )
 from tiertune_connector.cost.others import ALONE, Others
 from tiertune_connector.cost.prefill import TOKENS_ONLY, ModelShape, PrefillCost
-from tiertune_connector.cost.traffic import FETCHED_AT_ONCE, Traffic
 
 __all__ = [
     "ALONE",
-    "FETCHED_AT_ONCE",
     "TOKENS_ONLY",
     "Backlog",
     "Candidate",
@@ -31,7 +29,6 @@ __all__ = [
     "Predicted",
     "PrefillCost",
     "Reason",
-    "Traffic",
     "deadline_s",
     "decide",
     "gain_s",

@@ -64,11 +64,12 @@ class WriteBehind(Reach):
         drains = False
         for tier in self.tiers("evict", "commit"):
             lane = self.lanes[tier]
-            refused = lane.breaker.open or lane.breaker.paused
+            if lane.breaker.open or lane.breaker.paused:
+                continue
             for digest, held in list(self.dram.pools.items()):
                 with self.dram.lock:
                     most = min(_WAITING, self._queue_length(tier, digest))
-                    drained = room = 0 if refused else most - lane.writers.queued(digest)
+                    drained = room = most - lane.writers.queued(digest)
                     for key, slot in self._missing(tier, self._next_victims(tier, held)) if room > 0 else ():
                         room -= not lane.breaker.refuses(key) and self._offer(tier, digest, key, slot)
                         if room <= 0:
@@ -82,7 +83,7 @@ class WriteBehind(Reach):
         What is written at its commit is counted there if it is dropped; a dead tier was not even offered it.
         """
         dead = [tier for tier in self.tiers("commit") if self.lanes[tier].breaker.open]
-        for tier in (*self.tiers("evict"), *dead) if chunks else ():
+        for tier in (*self.tiers("evict"), *dead):
             left = [chunk for chunk in chunks if tier not in chunk.behind and chunk.reason in _MADE_ROOM]
             count = sum(self._wanted(tier, one.namespace, one.key, used=one.used) for one in left)
             if count:

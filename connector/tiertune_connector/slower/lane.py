@@ -11,9 +11,8 @@ from typing import TypeVar
 
 from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.codec import Codec
-from tiertune_connector.cost import FETCHED_AT_ONCE
 from tiertune_connector.counters import Counters
-from tiertune_connector.slower.transit import Transit
+from tiertune_connector.slower.transit import FETCHED_AT_ONCE, Transit
 from tiertune_connector.slower.writers import Write, Writers
 from tiertune_connector.threads import Threads
 from tiertune_connector.tiers.base import PROBE_NAMESPACE, UNKNOWN, Came, Counted, Outcome, Read, Tier, Usage, unheard
@@ -90,9 +89,10 @@ class Lane:
 
         An answer after ``within_s`` comes too late for the caller, but still counts for the tier's health.
         """
-        if self.breaker.open or not keys:
+        if self.breaker.open:
             return 0
-        return self._ask("present", lambda: self._counted("present", self.tier.present, namespace, keys), within_s)[1]
+        asking = partial(self._counted, "present", partial(self.tier.present, namespace, keys))
+        return self._ask("present", asking, within_s)[1]
 
     def prepare(self, preparing: Callable[[], Outcome]) -> Outcome:
         """Prepare the tier for what comes; TIMEOUT if that takes longer than the patience, but it goes on."""
@@ -176,7 +176,7 @@ class Lane:
         def dropping() -> Counted:
             if namespace is None and tenant is None:
                 self.tier.flush(PROBE_NAMESPACE)  # first: probes go with all else, but are nobody's chunks
-            return self._counted("flush", self.tier.flush, namespace, tenant)
+            return self._counted("flush", partial(self.tier.flush, namespace, tenant))
 
         flushing: Future[Counted] = _submitted(self._askers, self._guarded, "flush", dropping, (Outcome.ERROR, 0))
         try:
@@ -221,7 +221,7 @@ class Lane:
         return outcome
 
     def _probe_all(self, nbytes: int) -> Outcome:
-        size = max(1, min(nbytes, MAX_PROBE_BYTES))
+        size = min(nbytes, MAX_PROBE_BYTES)
         kind, payload = self.codec.sample(size) if self.codec else ("raw", bytes(size))
         stem = f"probe-{size}-{kind}".encode()
         keys = self._spread.probe_keys(stem) if self._spread else [stem]
@@ -297,23 +297,16 @@ class Lane:
         return outcome
 
     def _read(self, place: str, namespace: str, key: bytes, out: memoryview, came: Came = unheard) -> Read:
-        def reading() -> Read:
-            return self._counted("read", self.tier.read, namespace, key, out, came, moved=len(out))
-
-        return self._guarded(place, reading, _NOT_READ)
+        reading = partial(self.tier.read, namespace, key, out, came)
+        return self._guarded(place, partial(self._counted, "read", reading, len(out)), _NOT_READ)
 
     def _write(self, namespace: str, key: bytes, payload: memoryview, origin: Origin) -> Outcome:
-        def writing() -> tuple[Outcome, None]:
-            return self.tier.write(namespace, key, payload, origin), None
+        return self._counted("write", lambda: (self.tier.write(namespace, key, payload, origin), None), len(payload))[0]
 
-        return self._counted("write", writing, moved=len(payload))[0]
-
-    def _counted(
-        self, operation: str, ask: Callable[..., tuple[Outcome, Told]], *given: object, moved: int = 0
-    ) -> tuple[Outcome, Told]:
+    def _counted(self, operation: str, ask: Callable[[], tuple[Outcome, Told]], moved: int = 0) -> tuple[Outcome, Told]:
         """What the tier answers to an operation, counted: its seconds, its outcome and, if OK, the bytes ``moved``."""
         started = self._clock()
-        outcome, told = ask(*given)
+        outcome, told = ask()
         seconds = self._clock() - started
         self._counters.observe("tier_operation_seconds", (self.name, operation, outcome.value), seconds)
         if outcome is Outcome.OK and moved:
@@ -349,8 +342,8 @@ class Lane:
 
     def _put(self, write: Write) -> Outcome:
         with self._moving():
-            given = write.namespace, write.key, write.payload, write.origin
-            outcome = self._guarded("write", lambda: self._write(*given), Outcome.ERROR)
+            writing = partial(self._write, write.namespace, write.key, write.payload, write.origin)
+            outcome = self._guarded("write", writing, Outcome.ERROR)
         self.record(outcome, wrote=True)
         return outcome
 

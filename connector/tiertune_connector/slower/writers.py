@@ -149,7 +149,6 @@ class Writers:
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._queue and not self._writing, timeout_s)
             dropped = self._queue.take()
-            self._changed.notify_all()
         self._drop(dropped, "closing")
         for thread in self._threads:
             thread.join(timeout_s)

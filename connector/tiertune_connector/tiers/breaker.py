@@ -8,7 +8,6 @@ from tiertune_connector.tiers.base import Outcome
 
 STATES = ("ok", "slow", "bypassed", "recovering", "dead")
 _FAILURES_TO_OPEN = 3
-_SUCCESSES_TO_CLOSE = 2
 _REFUSED_TO_PAUSE = 8
 """Writes in a row: a pool with room for hardly any chunk may be wholly in use for a moment."""
 _BAD = frozenset({Outcome.ERROR, Outcome.TIMEOUT})
@@ -23,27 +22,13 @@ class Breaker:
     servers: Mapping[str, "Breaker"] = MappingProxyType({})
     """Those of a tier of several servers (`Breakers`)."""
     state = "ok"
-    """ok, slow (the last operation timed out, or it is full), dead (open), recovering (one success since)."""
+    """ok, slow (the last operation timed out, or it is full), dead, recovering (one success since)."""
     reason = ""
-    _failures = _successes = _refused = 0
-    _trying = False
-    """Let writes through though it is full."""
-    _asking = False
-    """Let requests through though it is dead."""
-
-    @property
-    def open(self) -> bool:
-        """Whether requests should not ask the tier."""
-        return self._down and not self._asking
-
-    @property
-    def _down(self) -> bool:
-        return self.state in ("dead", "recovering")
-
-    @property
-    def paused(self) -> bool:
-        """Whether lack of room forbids writes."""
-        return self._refused >= _REFUSED_TO_PAUSE and not self._trying
+    open = False
+    """Whether requests should not ask the tier."""
+    paused = False
+    """Whether lack of room forbids writes."""
+    _failures = _refused = 0
 
     @property
     def unwell(self) -> bool:
@@ -64,9 +49,8 @@ class Breaker:
 
         Each until the first outcome that tells. A tier that has probes need not be asked.
         """
-        self._trying = True
-        if asking:
-            self._asking = self._down
+        self.paused = False
+        self.open = self.open and not asking
 
     def record(self, outcome: Outcome, *, wrote: bool = False, why: str = "") -> str:
         """Record how an operation or probe ended; ``wrote``: it wrote a request's chunk. ``why`` explains an error.
@@ -81,23 +65,24 @@ class Breaker:
 
     def _count(self, outcome: Outcome, *, wrote: bool, why: str) -> None:
         if wrote and outcome in (Outcome.OK, Outcome.FULL):
-            self._refused, self._trying = self._refused + 1 if outcome is Outcome.FULL else 0, False
+            self._refused = self._refused + 1 if outcome is Outcome.FULL else 0
+            self.paused = self._refused >= _REFUSED_TO_PAUSE
         if outcome in _BAD:
-            self._failures, self._successes = self._failures + 1, 0
+            self._failures += 1
             told = f": {why}" if why and outcome is Outcome.ERROR else ""
             number = min(self._failures, _FAILURES_TO_OPEN)  # more would have every store give a reason of its own
             count = f"{number} operations in a row" if number > 1 else "an operation"
             self.reason = f"{count} ended in {outcome.value}{told}"
-            if self._down or self._failures >= _FAILURES_TO_OPEN:
-                self.state, self._asking = "dead", False
+            if self.state in ("dead", "recovering") or self._failures >= _FAILURES_TO_OPEN:
+                self.state, self.open = "dead", True
             elif outcome is Outcome.TIMEOUT:
                 self.state = "slow"
             return
-        self._failures, self._successes = 0, self._successes + 1
-        if self.open and self._successes < _SUCCESSES_TO_CLOSE:
+        self._failures = 0
+        if self.open and self.state == "dead":
             self.state, self.reason = "recovering", "a probe succeeded"
             return
-        self._asking = False
+        self.open = False
         if self._refused >= _REFUSED_TO_PAUSE:
             self.state, self.reason = "slow", f"full: {_REFUSED_TO_PAUSE} writes in a row found no room"
         else:

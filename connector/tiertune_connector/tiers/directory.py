@@ -145,7 +145,7 @@ class DirectoryTier(OnFiles):
 
     def close(self) -> None:
         """Files are opened for one operation only."""
-        self._lookers.close()
+        self._lookers.shutdown(wait=False, cancel_futures=True)
 
     def _check(self) -> None:
         """OSError if the root is missing, or is no directory."""

@@ -9,6 +9,7 @@ one step at most.
 import logging
 import threading
 from collections import deque
+from itertools import count
 
 from tiertune_connector.chunk import Origin
 from tiertune_connector.tiers.base import Counted, Outcome
@@ -38,7 +39,7 @@ class DramTier(LocalTier[DramPool]):
         self._try_again_at = 0.0
         self._short = False
         """Whether it was told that memory is too short for this capacity."""
-        self._next_segment = 1
+        self._numbers = count(1)
         self._dropped: list[int] = []
         self._given_back: deque[tuple[float, DramPool, list[Slot]]] = deque()
 
@@ -48,12 +49,7 @@ class DramTier(LocalTier[DramPool]):
             pool = self.pools.get(namespace)
             if pool is None:
                 pool = self.pools[namespace] = DramPool(
-                    namespace,
-                    chunk_bytes,
-                    self._segment_bytes,
-                    algorithm,
-                    self._evicted,
-                    capacity_bytes=self.capacity_bytes,
+                    namespace, chunk_bytes, algorithm, self._evicted, capacity_bytes=self.capacity_bytes
                 )
             return pool if pool.chunk_bytes == chunk_bytes else None
 
@@ -171,12 +167,12 @@ class DramTier(LocalTier[DramPool]):
         with self.lock:
             before = pool.pool.capacity
             pool.fit("capacity")
-            leaving = [pool.free.pop() for _ in range(min(pool.surplus, LEAVING_AT_ONCE))]
+            surplus = pool.provisioned - len(pool.quarantined) - pool.pool.capacity
+            leaving = [pool.free.pop() for _ in range(min(len(pool.free), surplus, LEAVING_AT_ONCE))]
             for slot in leaving:
                 pool.retired.setdefault(slot.segment.number, []).append(slot)
             pool.provisioned -= len(leaving)
         for slot in leaving:
-            slot.given_back = True
             slot.segment.give_back(slot.index)
         if leaving:
             self._given_back.append((self._clock(), pool, leaving))
@@ -193,25 +189,26 @@ class DramTier(LocalTier[DramPool]):
         while self._given_back and self._clock() - self._given_back[0][0] >= _LOOKED_S:
             _, pool, slots = self._given_back.popleft()
             for slot in slots:
-                if slot.given_back and pool.segments.get(slot.segment.number) is slot.segment:
+                if slot in pool.retired.get(slot.segment.number, ()):
                     slot.segment.give_back(slot.index)
 
     def _grow(self, pool: DramPool) -> bool:
         """Memory is taken outside the lock: only `settle` changes segments and retired slots."""
         with self.lock:
             left = self.capacity_bytes - sum(other.provisioned * other.stride for other in self.pools.values())
-            count = max(0, min(pool.missing_slots(), left // pool.stride))
-        if not count or self._clock() < self._try_again_at:
+            a_segment = max(1, self._segment_bytes // pool.stride)
+            missing = min(pool.allowed - pool.provisioned, a_segment, left // pool.stride)
+        if missing <= 0 or self._clock() < self._try_again_at:
             return False
-        retired = next(iter(pool.retired.values()), [])
-        slots = retired[-count:]
+        retired = next(filter(None, pool.retired.values()), [])
+        slots = retired[-missing:]
         try:
             if retired:
                 segment = slots[0].segment
                 segment.take_again([slot.index for slot in slots])
             else:
-                segment = Segment.create(self._next_segment, Geometry(count, pool.chunk_bytes))
-                slots = [Slot(segment, index) for index in range(count)]
+                segment = Segment.create(next(self._numbers), Geometry(missing, pool.chunk_bytes))
+                slots = [Slot(segment, index) for index in range(missing)]
         except OSError as error:  # effective capacity stays below the desired one, as is reported
             self._try_again_at = self._clock() + _NO_MEMORY_S
             if not self._short:
@@ -219,16 +216,9 @@ class DramTier(LocalTier[DramPool]):
                 log.warning("dram has %s of %s: %s; it goes on trying", has, wanted, error.strerror)
             self._short = True
             return False
-        for slot in slots:
-            slot.given_back = False
         with self.lock:
-            if retired:
-                del retired[-len(slots) :]
-                if not retired:
-                    del pool.retired[segment.number]
-            else:
-                self._next_segment += 1
-                pool.segments[segment.number] = segment
+            del retired[-len(slots) :]
+            pool.segments[segment.number] = segment
             pool.free.extend(slots)
             pool.provisioned += len(slots)
             pool.fit("capacity")

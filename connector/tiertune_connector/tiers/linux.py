@@ -1,7 +1,6 @@
 """What the standard library does not tell of Linux, lacks, or does while it holds the GIL."""
 
 import ctypes
-import fcntl
 import mmap
 import os
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ _PUNCH_HOLE = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 _OURS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-_OF_ONE_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -29,11 +27,6 @@ def memory_bytes() -> int:
 def punch_hole(fd: int, offset: int, length: int) -> bool:
     """Give back a range of a file, which then reads as zeros; False if the file system cannot."""
     return bool(_libc.fallocate(fd, _PUNCH_HOLE, offset, length) == 0)
-
-
-def keep_size(fd: int) -> None:
-    """Keep anybody from cutting the memfd: that would kill who maps it. It must allow seals; OSError."""
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _OF_ONE_SIZE)
 
 
 def populate(address: int, length: int) -> bool:

@@ -13,12 +13,12 @@ There = Callable[[bytes], object]
 """Whether a key's chunk is there; may raise OSError."""
 
 
-class Lookers:
+class Lookers(Threads):
     """Asks in turn while that is quick, else at once: an engine does not wait for hundreds of round trips."""
 
     def __init__(self) -> None:
         """OSError if there is no thread."""
-        self._threads = Threads(_AT_ONCE, "remote-look")
+        super().__init__(_AT_ONCE, "remote-look")
 
     def leading(self, there: There, keys: Sequence[bytes]) -> int:
         """How many keys come before the first that is not there; an OSError if that comes before it."""
@@ -33,14 +33,11 @@ class Lookers:
                 return found + self._leading_at_once(there, keys[found:])
         return found
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
     def _leading_at_once(self, there: There, keys: Sequence[bytes]) -> int:
         """By a share for each thread: one behind a missing key ends at its own first, mostly."""
         found, size = 0, max(1, -(-len(keys) // _AT_ONCE))
         shares = [keys[start : start + size] for start in range(0, len(keys), size)]
-        for share, here in zip(shares, self._threads.map(lambda share: _leading(there, share), shares), strict=True):
+        for share, here in zip(shares, self.map(lambda share: _leading(there, share), shares), strict=True):
             found += here
             if here < len(share):
                 break

@@ -114,7 +114,7 @@ class RedisTier:
         try:
             with self._wire(until) as wire:
                 wire.send(command(b"EXISTS", name))
-                if wire.reply():
+                if wire.reply() != b":0":
                     return Outcome.THERE
                 header = Header.of(namespace, key, payload, replace(origin, writer=self._writer))
                 header, stored = self._codec.encode(header, payload)

@@ -3,6 +3,7 @@
 redis-py makes, logs in and takes back its connections; while one is ours, only this module reads from it.
 """
 
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ _LINE_BYTES = 512
 _SEND_BYTES = 1 << 20
 """Between two looks at the clock."""
 _END = b"\r\n"
+_SHORT = re.compile(rb"\+.*|:-?\d+|\$-1", re.DOTALL)
 
 
 def command(*words: bytes) -> bytes:
@@ -41,11 +43,10 @@ class Wire:
     sock: socket.socket
     check: Callable[[], None]
 
-    def __post_init__(self) -> None:
-        self._held = b""
-        """Received but not looked at yet."""
-        self.awaited = 0
-        """Replies still to come."""
+    awaited: int = 0
+    """Replies still to come."""
+    _held: bytes = b""
+    """Received but not looked at yet."""
 
     @property
     def in_step(self) -> bool:
@@ -61,18 +62,13 @@ class Wire:
                 self.check()
                 self.sock.sendall(view[start : start + _SEND_BYTES])
 
-    def reply(self) -> bytes | int | None:
-        """A status, a number, or None for nothing; ResponseError if the server refused."""
+    def reply(self) -> bytes:
+        """An answer of one line: a status, a number, or nothing (``$-1``); ResponseError if the server refused."""
         line = self._line()
-        kind, rest = line[:1], line[1:]
+        if not _SHORT.fullmatch(line):
+            raise redis.InvalidResponse(f"an answer that was not expected: {line!r}")
         self.awaited -= 1
-        if kind == b"+":
-            return rest
-        if kind == b":" and rest.removeprefix(b"-").isdigit():
-            return int(rest)
-        if line == b"$-1":
-            return None
-        raise redis.InvalidResponse(f"an answer that was not expected: {line!r}")
+        return line
 
     def fill(self, out: memoryview) -> int:
         """Receive a value into the beginning of ``out``; returns its length."""

@@ -5,6 +5,7 @@ slot's generation changes whenever its contents may change hands, so a reader kn
 """
 
 import errno
+import fcntl
 import mmap
 import os
 import resource
@@ -16,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tiertune_connector.chunk import Bytes
-from tiertune_connector.tiers.linux import keep_size, populate, punch_hole, spare_memory
+from tiertune_connector.tiers.linux import populate, punch_hole, spare_memory
 
 PAGE = mmap.PAGESIZE
+_OF_ONE_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""Nobody may cut a memfd: that would kill who maps it."""
 _MOST_KEPT = 256
 """Descriptors that a store keeps for all else: clients, tiers, HTTP."""
 _MOST_ALLOWED = 1 << 20
@@ -32,9 +35,9 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, min(most, _MOST_ALLOWED)), most))
 
 
-def slot_stride(chunk_bytes: int) -> int:
-    """Bytes from one slot to the next."""
-    return -(-chunk_bytes // PAGE) * PAGE
+def whole_pages(nbytes: int) -> int:
+    """Bytes of the pages that hold so many."""
+    return -(-nbytes // PAGE) * PAGE
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,17 @@ class Geometry:
     chunk_bytes: int
 
     @property
-    def table_bytes(self) -> int:
-        return -(-self.slots * 8 // PAGE) * PAGE
+    def stride(self) -> int:
+        """Bytes from one slot to the next."""
+        return whole_pages(self.chunk_bytes)
 
     @property
     def total_bytes(self) -> int:
-        return self.table_bytes + self.slots * slot_stride(self.chunk_bytes)
+        return self.offset(self.slots)
 
     def offset(self, slot: int) -> int:
-        return self.table_bytes + slot * slot_stride(self.chunk_bytes)
+        """Where a slot begins."""
+        return whole_pages(self.slots * 8) + slot * self.stride
 
 
 class Mapped:
@@ -107,7 +112,7 @@ class Segment(Mapped):
         """
         if index not in self._warm:
             self._warm.add(index)
-            populate(self._address + self.geometry.offset(index), slot_stride(self.geometry.chunk_bytes))
+            populate(self._address + self.geometry.offset(index), self.geometry.stride)
 
     def renew(self, index: int) -> int:
         """Raise a slot's generation and return it: whoever still reads the old contents will notice."""
@@ -116,11 +121,11 @@ class Segment(Mapped):
 
     def give_back(self, index: int) -> None:
         """Return a slot's memory to the machine, in every process that maps it."""
-        punch_hole(self.fd, self.geometry.offset(index), slot_stride(self.geometry.chunk_bytes))
+        punch_hole(self.fd, self.geometry.offset(index), self.geometry.stride)
 
     def take_again(self, indices: Sequence[int]) -> None:
         """Get memory for slots that were given back, all or none; OSError if the machine has not that much."""
-        stride = slot_stride(self.geometry.chunk_bytes)
+        stride = self.geometry.stride
         spared(len(indices) * stride)
         try:
             for index in indices:
@@ -146,7 +151,7 @@ def touched(name: str, nbytes: int, *, most_kept: int = 0) -> Iterator[int]:
         _leaves_descriptors(fd, most_kept)
         spared(nbytes)
         os.posix_fallocate(fd, 0, nbytes)
-        keep_size(fd)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _OF_ONE_SIZE)
         yield fd
     except OSError:
         os.close(fd)

@@ -56,8 +56,7 @@ class Held(ABC):
 
     def trim(self) -> None:
         """Evict what is too much: it was in use during a shrink, or came since."""
-        if len(self.pool) > self.pool.capacity:
-            self.evict(self.pool.trim(), "capacity")
+        self.evict(self.pool.trim(), "capacity")
 
     def evict(self, chunks: Placed[Any], reason: str) -> None:
         """Report chunks that left the pool, and let their slots go."""

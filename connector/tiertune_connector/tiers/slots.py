@@ -7,7 +7,7 @@ from tiertune_connector.chunk import NOBODY, Origin
 from tiertune_connector.pool import Pool
 from tiertune_connector.tiers.base import Evicted, OnEvicted
 from tiertune_connector.tiers.index import SharedIndex
-from tiertune_connector.tiers.segment import Segment, slot_stride
+from tiertune_connector.tiers.segment import Segment, whole_pages
 from tiertune_connector.tiers.shares import Held
 
 log = logging.getLogger(__name__)
@@ -28,8 +28,6 @@ class Slot:
     """The engine that wrote the chunk; empty if it came from another tier."""
     used_at: float = 0.0
     uses: int = 0
-    given_back: bool = False
-    """Whether its memory went back to the machine."""
     behind: dict[str, float] = field(default_factory=dict)
     """Slower tiers that hold the chunk, and when that was known; infinite: a write is queued."""
 
@@ -53,14 +51,13 @@ class DramPool(Held):
         self,
         namespace: str,
         chunk_bytes: int,
-        segment_bytes: int,
         algorithm: str,
         evicted: OnEvicted,
         *,
         capacity_bytes: int,
     ) -> None:
         """``capacity_bytes`` is the most that the pool may hold for now."""
-        super().__init__(namespace, chunk_bytes, slot_stride(chunk_bytes), Pool(0, algorithm), evicted)
+        super().__init__(namespace, chunk_bytes, whole_pages(chunk_bytes), Pool(0, algorithm), evicted)
         self.index = _index(capacity_bytes // self.stride)
         """Where clients look; None: they ask."""
         self.segments: dict[int, Segment] = {}
@@ -70,7 +67,6 @@ class DramPool(Held):
         self.provisioned = 0
         """Slots with memory behind them: all except those given back."""
         self.quarantined: Slots = []
-        self._slots_a_segment = max(1, segment_bytes // self.stride)
 
     @property
     def effective(self) -> int:
@@ -81,11 +77,6 @@ class DramPool(Held):
     def vacant(self) -> bool:
         """Whether nothing is left: no chunk, no memory."""
         return not (len(self.pool) or self.quarantined or self.segments)
-
-    @property
-    def surplus(self) -> int:
-        """Free slots that the pool does not need."""
-        return min(len(self.free), self.provisioned - len(self.quarantined) - self.pool.capacity)
 
     def fit(self, reason: str) -> None:
         """Bring the pool one step towards what is allowed and available."""
@@ -117,10 +108,6 @@ class DramPool(Held):
         self.segments.clear()
         if self.index:
             self.index.close()
-
-    def missing_slots(self) -> int:
-        """Slots for the next segment, 0 if enough are provisioned."""
-        return max(0, min(self.allowed - self.provisioned, self._slots_a_segment))
 
     def tenant(self, slot: Slot) -> bytes:
         return slot.origin.tenant

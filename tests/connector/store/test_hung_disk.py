@@ -213,11 +213,11 @@ def test_what_a_disk_hangs_with_is_stored_anew(store, http, engine, monkeypatch,
     eventually(lambda: len(held.quarantined) == 4)
     engine.put_all(keys)
     assert engine.find(keys) == ["dram"] * 12
-    assert (lane.transit._traffic._chunks, lane.transit._traffic._bytes) == (0, 0)
+    assert (lane.transit._chunks, lane.transit._bytes) == (0, 0)
     free.set()
     eventually(lambda: not held.quarantined)
     assert engine.get(keys) == 12
-    assert (held.pool.capacity, lane.transit._traffic._chunks) == (DRAM, 0)
+    assert (held.pool.capacity, lane.transit._chunks) == (DRAM, 0)
     assert http.total("internal_errors_total") == 0
 
 

@@ -17,7 +17,7 @@ from connector.stores import (
     pinned,
     pool,
 )
-from tiertune_connector.cost import FETCHED_AT_ONCE
+from tiertune_connector.slower.transit import FETCHED_AT_ONCE
 from tiertune_connector.tiers.base import Outcome
 
 
