@@ -1,6 +1,6 @@
 """What clients hold in DRAM: chunks pinned for them, slots for them to write, and how they lose both."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -65,25 +65,23 @@ class Holdings:
         """A client has gone: its pins end, its reserved slots go to quarantine, as it may still be copying."""
         with self.dram.lock:
             session.ended = True
-            session.chains, session.uncounted = Latest(), Latest()  # the session may stay for its slots
+            session.chains = Latest()  # the session may stay for its slots
             self._take_back(session, inf)
 
     def written(self, session: Session, key: bytes, ref: SlotRef | None) -> Reservation | None:
         """A client no longer writes a key's slots, or the one meant; returns its reservation, if it still has that."""
-        meant = ref.tells if ref else None
-        self.leave_quarantine(session, key, meant)
+        self.leave_quarantine(session, key, ref)
         held = session.reservations.get(key)
-        return held if held is not None and (meant is None or meant(held.slot)) else None
+        return held if held is not None and (ref is None or ref.tells(held.slot)) else None
 
-    def leave_quarantine(
-        self, session: Session, key: bytes | None = None, meant: Callable[[Slot], bool] | None = None
-    ) -> None:
-        """Free a key's quarantined slots, those ``meant``, as the client no longer writes them; without a key, all."""
+    def leave_quarantine(self, session: Session, key: bytes | None = None, ref: SlotRef | None = None) -> None:
+        """Free a key's quarantined slots, or the one meant, as the client no longer writes them; without a key, all."""
         with self.dram.lock:
-            of_key = [held for held in session.quarantined if key in (None, held[0])]
-            for held in (held for held in of_key if meant is None or meant(held[1])):
-                session.quarantined.remove(held)
-                self.dram.release_quarantine(session.digest, held[1])
+            for held in session.quarantined.copy():
+                of_key, slot = held
+                if key in (None, of_key) and (ref is None or ref.tells(slot)):
+                    session.quarantined.remove(held)
+                    self.dram.release_quarantine(session.digest, slot)
 
     def _dropped(self, namespace: str, key: bytes) -> bool:
         """Check a chunk's checksum in place; drop it if it is not what was committed, and return whether it is so."""

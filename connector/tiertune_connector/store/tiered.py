@@ -21,7 +21,6 @@ from tiertune_connector.sessions.session import Session
 from tiertune_connector.slower.behind import WriteBehind
 from tiertune_connector.slower.lane import Lanes
 from tiertune_connector.state import StateDir
-from tiertune_connector.store import gauges
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.flushes import Flushes
 from tiertune_connector.store.health import Health
@@ -29,6 +28,7 @@ from tiertune_connector.store.loads import Loads
 from tiertune_connector.store.lookups import Lookups
 from tiertune_connector.store.pools import Pools
 from tiertune_connector.store.residency import Residency
+from tiertune_connector.store.status import gauges
 from tiertune_connector.store.storing import Storing
 from tiertune_connector.tiers.base import Evicted
 from tiertune_connector.tiers.directory import DirectoryTier
@@ -88,12 +88,10 @@ class TieredStore:
         self.loads = Loads(*parts)
         self.lookups = Lookups(*parts, self.observer, self.loads.arrivals)
         self.storing = Storing(*parts)
-        dram.on_evicted = partial(self._evicted, "dram")
-        if disk is not None:
-            disk.on_evicted = partial(self._evicted, "disk")
-        if directory is not None:
-            directory.on_evicted = partial(self._evicted, "remote")
-        counters.gauges_from(partial(gauges.of_store, self))
+        for tier in (dram, disk, directory):
+            if tier is not None:
+                tier.on_evicted = partial(self._evicted, tier.name)
+        counters.gauges_from(partial(gauges, self))
         counters.gauges_from(self.observer.rows)
 
     def attach(self, session: Session) -> str:
