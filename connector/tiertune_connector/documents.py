@@ -114,7 +114,8 @@ class FieldError(ValueError):
         """From the first of the error's problems."""
         problem = error.errors()[0]
         unknown, told = problem["type"] == "extra_forbidden", problem["msg"].removeprefix("Value error, ")
-        return cls(".".join(map(str, problem["loc"])), "unknown field" if unknown else told)
+        field = ".".join(str(part) for part in problem["loc"] if part != "[key]")
+        return cls(field, "unknown field" if unknown else told)
 
 
 def load_yaml(path: Path | str, model: type[Model]) -> Model:

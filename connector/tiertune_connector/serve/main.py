@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from tiertune_connector.addresses import listed, parse_addresses
@@ -247,18 +248,14 @@ class IdleWatch:
 
 def _wait(process: StoreProcess, ending: Ending, garbage: GarbageCollector) -> None:
     """Wait for ``ending``, or until no client came for long enough, and then stop the store."""
-    if process.idle_exit_s is None:
-        while not ending.wait(_LOOK_S):  # a signal taken by another thread is seen when this one wakes
-            garbage.tidy()
-        return
-    path, watch = process.server.path, IdleWatch(process.idle_exit_s, time.monotonic())
+    path, watch = process.server.path, IdleWatch(process.idle_exit_s or inf, time.monotonic())
 
     def over() -> bool:
         return watch.over(time.monotonic(), clients=len(process.server.sessions()), asked=embedded.last_asked(path))
 
-    while not ending.wait(min(_LOOK_S, process.idle_exit_s)):
+    while not ending.wait(_LOOK_S):  # a signal taken by another thread is seen when this one wakes
         garbage.tidy()
-        if over():
+        if process.idle_exit_s and over():
             with embedded.turn(path, _IDLE_TURN_S) as had:  # whoever starts a store waits until this one is gone
                 if had and over():
                     log.info("no client for %g s", process.idle_exit_s)
