@@ -265,8 +265,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _since(request: Request, name: str) -> int | None:
     """The ``since`` of a query, after which to tell; None without one. FieldError if it is no number."""
     text = request.query_params.get("since")
-    since = _number(text) if text is not None else None
-    if text is not None and since is None:
+    if text is None:
+        return None
+    since = _number(text)
+    if since is None:
         raise FieldError("since", f"expected a number that was answered as {name}")
     return since
 

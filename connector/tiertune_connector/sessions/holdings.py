@@ -1,4 +1,4 @@
-"""What clients hold in DRAM: chunks pinned for them, slots for them to write, and how they lose both."""
+"""What clients hold in DRAM, chunks pinned for them and slots to write, how they lose both; and quotas of tenants."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,48 @@ from math import inf
 from tiertune_connector.chunk import checksum
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import Release, SlotRef
-from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Latest, Lease, Reservation, Session
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.slots import Slot
+from tiertune_connector.tuning import InForce
 from tiertune_connector.units import Clock
+
+
+@dataclass(eq=False)
+class Quotas:
+    """Bytes by tenant; chunks without one are not counted. Guarded by the store's lock."""
+
+    tuning: InForce
+    """What is in force."""
+
+    def __post_init__(self) -> None:
+        self._held: dict[bytes, int] = {}
+
+    def change(self, tenant: bytes, nbytes: int) -> None:
+        """A tenant holds ``nbytes`` more, or less."""
+        if tenant:
+            held = self._held.pop(tenant, 0) + nbytes
+            if held:
+                self._held[tenant] = held
+
+    def left(self, tenant: bytes) -> int | None:
+        """Bytes that a tenant may still add; None: it has no quota."""
+        quota = self.tuning().tenants.get(tenant.hex()) if tenant else None
+        return None if quota is None else max(0, quota.quota_bytes - self._held.get(tenant, 0))
+
+    def refuse(self, tenant: bytes, more: int) -> bool:
+        """Whether ``more`` bytes would exceed the tenant's quota, if it has one."""
+        left = self.left(tenant)
+        return left is not None and more > left
+
+    def document(self) -> dict[str, dict[str, int]]:
+        """Quota and DRAM bytes held of each tenant that has a quota, by its digest."""
+        held = {tenant.hex(): nbytes for tenant, nbytes in self._held.items()}
+        return {
+            digest: {"quota_bytes": tenant.quota_bytes, "resident_bytes": held.get(digest, 0)}
+            for digest, tenant in self.tuning().tenants.items()
+        }
 
 
 @dataclass(eq=False)

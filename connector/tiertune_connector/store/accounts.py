@@ -61,22 +61,14 @@ class Accounts:
         """
         left = len(found.keys)
         for tier, chunks in (("gpu", own.gpu_chunks), ("staging", own.staging_chunks)) if own else ():
-            had = min(chunks, left)
-            for result, count in (("hit", had), ("miss", left - had)):
-                if count:
-                    self._looked_up(session, tier, result, "self" if result == "hit" else "", count)
-            left -= had
+            left = self._looked_up(session, tier, left, {"self": min(chunks, left)})
         first = len(found.keys) - left
+        keys, tiers = found.keys[first : len(found.tiers)], found.tiers[first:]
         for tier in found.asked:
             if not left:
                 break
-            keys, tiers = found.keys[first : len(found.tiers)], found.tiers[first:]
             hits = keys if tiers.count(tier) == len(keys) else list(compress(keys, map(tier.__eq__, tiers)))
-            for origin, count in self._origins(session, tier, hits).items():
-                self._looked_up(session, tier, "hit", origin, count)
-                left -= count
-            if left:
-                self._looked_up(session, tier, "miss", "", left)
+            left = self._looked_up(session, tier, left, self._origins(session, tier, hits))
 
     def computed(self, session: Session, key: bytes) -> None:
         """An engine stored a chunk: the chunk stays that engine's when it is found in a slower tier."""
@@ -140,9 +132,14 @@ class Accounts:
             if chunk.used_at is not None and chunk.reason == "room":
                 self._observe("tier_evicted_idle_seconds", (tier, *labels), max(0.0, now - chunk.used_at))
 
-    def _looked_up(self, session: Session, tier: str, result: str, origin: str, chunks: int) -> None:
-        labels = (tier, result, origin, self.stage(session.stage), *self.pool_labels(session.digest))
-        self._add("tier_lookup_tokens_total", labels, chunks * session.chunk_tokens)
+    def _looked_up(self, session: Session, tier: str, asked: int, hits: Mapping[str, int]) -> int:
+        """Count what a tier had of the chunks asked for, by origin, and what it lacked, which is returned."""
+        missed = asked - sum(hits.values())
+        of = self.stage(session.stage), *self.pool_labels(session.digest)
+        for result, origin, chunks in (*(("hit", *had) for had in hits.items()), ("miss", "", missed)):
+            if chunks:
+                self._add("tier_lookup_tokens_total", (tier, result, origin, *of), chunks * session.chunk_tokens)
+        return missed
 
     def _origins(self, session: Session, tier: str, keys: Sequence[bytes]) -> dict[str, int]:
         """How many of the keys, all held by a tier, come from where."""
@@ -160,8 +157,7 @@ class Accounts:
             engines = authors.of(digest, keys)
             others = len(keys) - len(engines) if tier == "remote" else 0  # the disk keeps what this host held
         own = engines.count(session.engine)
-        counts = {"self": own, "same_host": len(keys) - own - others, "other_host": others}
-        return {origin: count for origin, count in counts.items() if count}
+        return {"self": own, "same_host": len(keys) - own - others, "other_host": others}
 
 
 class Authors:

@@ -1,6 +1,6 @@
 """What a store tells of its present state: for ``/v1/status``, and as gauges."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -53,22 +53,20 @@ def status(store: "TieredStore") -> Json:
 
 def _pools(store: "TieredStore") -> dict[str, Json]:
     """What DRAM and the disk hold, by namespace; the disk alone if no engine came since the store started."""
-    held: dict[str, dict[LocalTier, Held]] = {}
+    told: dict[str, Json] = {}
     for tier, medium in store.pools.local.items():
-        for digest, pool in list(medium.pools.items()):
-            held.setdefault(digest, {})[tier] = pool
-    return {digest: _pool(store, digest, pools) for digest, pools in held.items()}
-
-
-def _pool(store: "TieredStore", digest: str, pools: Mapping[LocalTier, "Held"]) -> Json:
-    served = store.namespaces.served(digest)
-    told = {
-        "model": store.namespaces.model(digest),
-        "epoch": served.epoch if served else None,
-        "chunk_bytes": next(iter(pools.values())).chunk_bytes,
-        **store.observer.terms(digest),
-    }
-    return told | {tier: _sizes(store.tuning, digest, tier, held) for tier, held in pools.items()}
+        for digest, held in list(medium.pools.items()):
+            served = store.namespaces.served(digest)
+            told.setdefault(digest, {}).update(
+                {
+                    "model": store.namespaces.model(digest),
+                    "epoch": served.epoch if served else None,
+                    "chunk_bytes": held.chunk_bytes,
+                    **store.observer.terms(digest),
+                    tier: _sizes(store.tuning, digest, tier, held),
+                }
+            )
+    return told
 
 
 def _sizes(tuning: Tuning, digest: str, tier: LocalTier, held: "Held") -> Json:

@@ -14,9 +14,8 @@ import msgspec
 from tiertune_connector.counters import Counters
 from tiertune_connector.sampling.ghosts import Room
 from tiertune_connector.sampling.observer import Observer
-from tiertune_connector.sessions.holdings import Holdings
+from tiertune_connector.sessions.holdings import Holdings, Quotas
 from tiertune_connector.sessions.namespaces import Namespaces
-from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.slower.behind import WriteBehind
 from tiertune_connector.slower.lane import Lanes
