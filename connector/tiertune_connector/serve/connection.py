@@ -201,10 +201,8 @@ def _process(sock: socket.socket, pid: int) -> int | None:
 
     Without one, what the process may be writing to when its connection is lost can never be used again.
     """
-    try:
+    with suppress(OSError):
         return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except OSError:
-        try:
-            return os.pidfd_open(pid) if pid > 0 else None
-        except OSError:
-            return None
+    with suppress(OSError):  # the process has gone, or is in another namespace: it has no number here
+        return os.pidfd_open(pid)
+    return None

@@ -72,10 +72,7 @@ class Control:
                 return self.tuning
             if expected_version != self.tuning.version:
                 raise VersionConflictError(f"the tuning is at version {self.tuning.version}")
-            if not isinstance(document, dict):
-                raise FieldError("", "expected a JSON object")
-            tuning = parse_tuning({"version": expected_version} | document)
-            tuning = tuning.model_copy(update={"version": expected_version + 1})
+            tuning = parse_tuning(document).model_copy(update={"version": expected_version + 1})
             check(self.store, tuning)
             check_sizes(self.store, tuning, self.tuning)
             changes = latest(self._changes | {key: change})

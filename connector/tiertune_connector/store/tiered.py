@@ -125,9 +125,10 @@ class TieredStore:
         """Let clients trust DRAM's indexes for a second, or not at all. Call it every 0.1 s or so."""
         with self._lock:  # so that it fits the tuning in force
             cost = None if self.tuning.bypass else self.health.dram_cost()
-            now, numbers = self._clock() if cost else 0.0, msgspec.structs.astuple(cost) if cost else ()
-            for index in [pool.index for pool in self.dram.pools.values() if pool.index]:
-                index.tell(now, numbers)
+            told = (self._clock(), msgspec.structs.astuple(cost)) if cost else (0.0, ())
+            for pool in self.dram.pools.values():
+                if pool.index:
+                    pool.index.tell(*told)
 
     def watch(self) -> None:
         """Find tiers that hang, and give up what waits its turn behind a dead one. Call it every second or so."""
