@@ -319,10 +319,7 @@ def _describe(node: yaml.Node, problem: Any, model: type[BaseModel]) -> tuple[in
         if found is not None:
             key, node = found
             location = key if problem["type"] in ("extra_forbidden", "invalid_key") else node
-    if problem["type"] == "missing" and problem["loc"]:
-        path = [*path[:-1], str(problem["loc"][-1])]
-    field = ".".join(path)
-    mark = location.start_mark
+    field, mark = ".".join(path), location.start_mark
     return mark.line + 1, mark.column + 1, f"{field + ': ' if field else ''}{_message(problem, location, model)}"
 
 
