@@ -41,7 +41,7 @@ class Index:
         asked = Lookup(number, f"r{number}", prompt, PROMPT * CHUNK_TOKENS, b"")
         found = self._store.lookups.lookup(self._session, asked, wait=False)
         self._store.lookups.looked_up(self._session, asked, found)
-        loaded = self._store.loads.load(self._session, Load(3, prompt, 1.0))
+        loaded = self._store.loads.load(self._session, Load(3, prompt, 1.0), time.monotonic() + 1)
         if len(found.tiers) != PROMPT or len(loaded.slots) != PROMPT:
             raise RuntimeError("a chunk was not there")
         self._store.holdings.release(self._session, Release(loaded.lease))

@@ -35,7 +35,7 @@ _MEMORY = 0.1
 
 def readable(header: Header) -> bool:
     """Whether a chunk can be read here: it is not coded, or its codec is installed."""
-    return header.codec == 0 or (header.codec in _NAMES and not missing(_NAMES[header.codec]))
+    return header.codec in _NAMES and not missing(_NAMES[header.codec])
 
 
 def missing(name: CodecName) -> str:

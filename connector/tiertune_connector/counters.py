@@ -7,7 +7,6 @@ cells of its own, without a lock; a reader adds them up.
 import logging
 import threading
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,7 +58,7 @@ class Counters:
         self._cells: list[_Cells] = []
         self._mine = _Mine(self._take_cells)
         self._gauge_sources: list[Callable[[], Iterable[Gauge]]] = []
-        self._snapshots: OrderedDict[int, Tables] = OrderedDict()
+        self._snapshots: dict[int, Tables] = {}
         self._sequence = 0
 
     def add(self, name: str, labels: Labels, amount: float = 1.0) -> None:
@@ -115,10 +114,9 @@ class Counters:
         with self._lock:
             self._sequence += 1
             sequence = self._sequence
-            before = self._snapshots.get(since, {}) if since is not None else {}
+            before = self._snapshots.get(since or 0, {})
             self._snapshots[sequence] = now
-            while len(self._snapshots) > _REMEMBERED_SNAPSHOTS:
-                self._snapshots.popitem(last=False)
+            self._snapshots.pop(sequence - _REMEMBERED_SNAPSHOTS, None)
         told = {}
         for name, values in now.items():
             known = before.get(name, {})

@@ -114,7 +114,8 @@ class FieldError(ValueError):
         """From the first of the error's problems."""
         problem = error.errors()[0]
         unknown, told = problem["type"] == "extra_forbidden", problem["msg"].removeprefix("Value error, ")
-        return cls(".".join(map(str, problem["loc"])), "unknown field" if unknown else told)
+        field = ".".join(str(part) for part in problem["loc"] if part != "[key]")
+        return cls(field, "unknown field" if unknown else told)
 
 
 def load_yaml(path: Path | str, model: type[Model]) -> Model:
@@ -318,10 +319,7 @@ def _describe(node: yaml.Node, problem: Any, model: type[BaseModel]) -> tuple[in
         if found is not None:
             key, node = found
             location = key if problem["type"] in ("extra_forbidden", "invalid_key") else node
-    if problem["type"] == "missing" and problem["loc"]:
-        path = [*path[:-1], str(problem["loc"][-1])]
-    field = ".".join(path)
-    mark = location.start_mark
+    field, mark = ".".join(path), location.start_mark
     return mark.line + 1, mark.column + 1, f"{field + ': ' if field else ''}{_message(problem, location, model)}"
 
 

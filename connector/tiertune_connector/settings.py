@@ -64,7 +64,7 @@ class RemoteSettings(Login):
     @property
     def medium(self) -> str:
         """Scheme of a medium that a path names; empty: a Redis."""
-        return _medium(self.url) if isinstance(self.url, str) else ""
+        return _medium(listed(self.url)[0])
 
     @property
     def path(self) -> Path | None:

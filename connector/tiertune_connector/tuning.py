@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field
 
-from tiertune_connector.documents import Document, Extra, FieldError, Json, parse_json
+from tiertune_connector.documents import Document, Extra, Json, parse_json
 from tiertune_connector.eviction import ALGORITHMS, CANDIDATES
 
 _DIGEST = "[0-9a-f]{32}"
@@ -129,10 +129,10 @@ class Tuning(Document):
     bypass: bool = False
     """True: every lookup answers miss and nothing is stored; what is held stays."""
     tiers: TierTunings
-    pools: dict[str, PoolTunings] = Field(default_factory=dict)
+    pools: dict[Digest, PoolTunings] = Field(default_factory=dict)
     defaults: Defaults = Defaults()
     admission: AdmissionTuning = AdmissionTuning()
-    tenants: dict[str, TenantTuning] = Field(default_factory=dict)
+    tenants: dict[Digest, TenantTuning] = Field(default_factory=dict)
     """By tenant digest."""
 
     def pool(self, digest: str, tier: LocalTier) -> PoolTuning:
@@ -170,9 +170,4 @@ InForce = Callable[[], Tuning]
 
 def parse_tuning(document: object, *, extra: Extra = "forbid") -> Tuning:
     """The tuning in a JSON document, or FieldError naming the first field that is wrong."""
-    tuning = parse_json(Tuning, document, extra=extra)
-    for name, digests in (("pools", tuning.pools), ("tenants", tuning.tenants)):
-        for digest in digests:
-            if not re.fullmatch(_DIGEST, digest):
-                raise FieldError(f"{name}.{digest}", "expected a digest of 32 hex characters as the name")
-    return tuning
+    return parse_json(Tuning, document, extra=extra)

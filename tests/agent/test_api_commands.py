@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 from agent.agents import POLICY
 from agent.fakes import SLOW, fetch
 from tiertune_agent.changes.operators import Caller
-from tiertune_connector.httpd.sites import REMARK
+from tiertune_connector.httpd.guarded import REMARK
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tiertune_agent.web.bodies import MOST_BYTES
-from tiertune_connector.httpd.sites import FOREIGN
+from tiertune_connector.httpd.guarded import FOREIGN
 
 JSON = {"Content-Type": "application/json"}
 COMMANDS = ("freeze", "bypass", "flush")

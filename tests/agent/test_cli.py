@@ -16,7 +16,7 @@ from tiertune_agent import client
 from tiertune_agent.cli import TRACE
 from tiertune_agent.replay.traces import BUILTIN
 from tiertune_connector import __version__
-from tiertune_connector.httpd.sites import REMARK
+from tiertune_connector.httpd.guarded import REMARK
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ class Served:
 
     def settle(self):
         for _ in range(1000):
-            more = self.store.pools.settle(), self.store.pools.settle_disk()
+            more = self.store.pools.settle(), self.disk.settle()
             assert sum(pool.provisioned for pool in self.dram.pools.values()) <= CHUNKS
             assert sum(pool.taken_bytes for pool in self.disk.pools.values()) <= CHUNKS * SLOT
             if not any(more):

@@ -9,7 +9,7 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import StepReport, Steps, TierReport
 from tiertune_connector.protocol.reporting import recomputed
 from tiertune_connector.sessions.session import Session
-from tiertune_connector.store.accounts import STAGES, Accounts
+from tiertune_connector.store.accounts import STAGES, Accounts, count_gate
 from tiertune_connector.tiers.base import Evicted
 from tiertune_connector.tiers.dram import DramTier
 
@@ -53,7 +53,7 @@ def report(
 )  # fmt: skip
 def test_seconds_saved_and_lost(accounts, counters, what, saved, lost):
     """Predicted recompute of what came, less what the fetch took; one that came to nothing cost all its time."""
-    accounts.gate(what, chunk_bytes=100)
+    count_gate(accounts.counters, what, chunk_bytes=100)
     row = told(counters)
     assert row.get("saved_seconds", None) == (pytest.approx(saved) if saved else None)
     assert row.get("lost_seconds", None) == (pytest.approx(lost) if lost else None)
@@ -79,10 +79,10 @@ def test_what_was_there_and_computed_all_the_same(what, tokens):
 
 def test_candidates_are_counted_whatever_was_decided(accounts, counters):
     """So that what a tier could give is known while its fetch is refused."""
-    accounts.gate(report("won"), chunk_bytes=100)
-    accounts.gate(report("skipped", fetched=0, actual=None, reason="off"), chunk_bytes=100)
+    count_gate(accounts.counters, report("won"), chunk_bytes=100)
+    count_gate(accounts.counters, report("skipped", fetched=0, actual=None, reason="off"), chunk_bytes=100)
     row = told(counters)
-    accounts.gate(report("skipped", actual=None), chunk_bytes=100)
+    count_gate(accounts.counters, report("skipped", actual=None), chunk_bytes=100)
     assert told(counters)["gate_fetched_tokens"] == row["gate_fetched_tokens"], "it was chosen, and not begun"
     assert (row["gate_requests/fetch/cheaper"], row["gate_requests/recompute/off"]) == (1, 1)
     assert (row["gate_candidate_requests"], row["gate_candidate_tokens"], row["gate_candidate_bytes"]) == (2, 96, 600)
@@ -94,9 +94,9 @@ def test_candidates_are_counted_whatever_was_decided(accounts, counters):
 @pytest.mark.parametrize("unknown", ["fetch", "recompute"])
 def test_seconds_that_are_set_against_each_other_are_of_the_same_requests(accounts, counters, unknown):
     """An engine that cannot tell yet what recomputing takes makes no fetch look dear; what is known is observed."""
-    accounts.gate(report("won"), chunk_bytes=100)
+    count_gate(accounts.counters, report("won"), chunk_bytes=100)
     refused = {"fetched": 0, "actual": None, "reason": "unknown_cost", unknown: None}
-    accounts.gate(report("skipped", **refused), chunk_bytes=100)
+    count_gate(accounts.counters, report("skipped", **refused), chunk_bytes=100)
     row = told(counters)
     assert (row["gate_candidate_seconds/fetch"], row["gate_candidate_seconds/recompute"]) == (pytest.approx(0.1), 0.5)
     known = "fetch" if unknown == "recompute" else "recompute"
@@ -106,7 +106,7 @@ def test_seconds_that_are_set_against_each_other_are_of_the_same_requests(accoun
 
 def test_counters_never_fall(accounts, counters):
     """A prediction below nothing is counted as nothing, also in the sums of histograms."""
-    accounts.gate(report("won", recompute=-0.5, fetch=-0.1), chunk_bytes=100)
+    count_gate(accounts.counters, report("won", recompute=-0.5, fetch=-0.1), chunk_bytes=100)
     rows = [row for table in counters.snapshot()[1].values() for row in table["rows"]]
     assert all(value >= 0 for row in rows for value in row[-2:] if isinstance(value, float))
 
@@ -116,9 +116,9 @@ def test_counters_never_fall(accounts, counters):
 )
 def test_fetches_are_told_apart_by_their_length(accounts, counters, tokens, length):
     """Seconds saved and lost by the least tokens of the fetch's class; what was not fetched has none."""
-    accounts.gate(report("won", fetched=tokens), chunk_bytes=100)
-    accounts.gate(report("lost", fetched=tokens, actual=0.9), chunk_bytes=100)
-    accounts.gate(report("skipped", fetched=0, actual=None), chunk_bytes=100)
+    count_gate(accounts.counters, report("won", fetched=tokens), chunk_bytes=100)
+    count_gate(accounts.counters, report("lost", fetched=tokens, actual=0.9), chunk_bytes=100)
+    count_gate(accounts.counters, report("skipped", fetched=0, actual=None), chunk_bytes=100)
     row = told(counters)
     assert row[f"gate_length_requests/{length}"] == 2
     assert row[f"gate_length_seconds/{length}/saved"] == pytest.approx(0.3)
@@ -148,7 +148,7 @@ def test_labels_that_clients_choose_are_bounded(accounts, counters):
     """A reason that no gate has, and a stage beyond the first many, count as others."""
     session = Session("client", "engine", "all", None, 0, 0)
     for number in range(3 * STAGES):
-        accounts.gate(report("won", reason=f"because-{number}"), chunk_bytes=100)
+        count_gate(accounts.counters, report("won", reason=f"because-{number}"), chunk_bytes=100)
         accounts.steps(session, Steps([StepReport(f"stage-{number}", "prefill", 1.0, 1)]))
     assert counted(counters, "gate_requests_total") == {("remote", "fetch", OTHER): 3 * STAGES}
     seconds = {(f"stage-{number}", "prefill"): 1 for number in range(STAGES)}

@@ -3,8 +3,8 @@
 import pytest
 
 from connector.stores import A, B, chain
-from tiertune_connector.store import authors
-from tiertune_connector.store.authors import Authors
+from tiertune_connector.store import accounts
+from tiertune_connector.store.accounts import Authors
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_a_chunk_is_its_last_writer_s(known):
 
 def test_of_more_than_are_remembered_none_is_another_s(known, monkeypatch):
     """A place is taken by the latest; who was there is forgotten."""
-    monkeypatch.setattr(authors, "REMEMBERED", 1 << 16)
+    monkeypatch.setattr(accounts, "REMEMBERED", 1 << 16)
     keys = chain("k", 1 << 17)
     for number, key in enumerate(keys):
         known.wrote(A, key, f"engine-{number % 2}")
@@ -36,7 +36,7 @@ def test_of_more_than_are_remembered_none_is_another_s(known, monkeypatch):
 
 def test_engines_beyond_the_first_many_are_nobody(known, monkeypatch):
     """Clients choose their names: they take no more room than numbers."""
-    monkeypatch.setattr(authors, "_NAMED", 4)
+    monkeypatch.setattr(accounts, "_NAMED", 4)
     keys = chain("k", 6)
     for number, key in enumerate(keys):
         known.wrote(A, key, f"engine-{number}")

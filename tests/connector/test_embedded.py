@@ -336,7 +336,7 @@ def test_the_runtime_folder_is_the_sessions_or_a_temporary_one(monkeypatch, home
 
 def test_a_store_is_idle_only_without_clients_and_askers():
     """Whoever has just asked for a store is about to come."""
-    watch = IdleWatch(60, now=0)
+    watch = IdleWatch(60)
     assert not watch.over(59, clients=0, asked=0)
     assert not watch.over(70, clients=1, asked=0)
     assert not watch.over(129, clients=0, asked=0)

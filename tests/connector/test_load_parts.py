@@ -15,7 +15,7 @@ from connector.store.serving import put_remote, serving
 from connector.stores import PATIENCE_S, Engine, chain, eventually, payload, pool
 from tiertune_connector.chunk import NOBODY
 from tiertune_connector.protocol.messages import Report, TierReport
-from tiertune_connector.store.progress import STEP_BYTES, Progress
+from tiertune_connector.store.loads import STEP_BYTES, Progress
 from tiertune_connector.tiers.base import Outcome
 
 pytestmark = pytest.mark.slow

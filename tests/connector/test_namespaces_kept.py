@@ -18,7 +18,7 @@ from connector.stores import (
     eventually,
     running,
 )
-from tiertune_connector.httpd.sites import REMARK
+from tiertune_connector.httpd.guarded import REMARK
 from tiertune_connector.keys import Namespace
 from tiertune_connector.sessions import namespaces as module
 from tiertune_connector.sessions.namespaces import Namespaces

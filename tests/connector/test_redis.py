@@ -356,7 +356,7 @@ def test_servers_sized_to_nothing_tell_what_a_fetch_would_take(home, count):
         servers = [stack.enter_context(redis_server(maxmemory="1")) for _ in range(count)]
         urls = [server.url for server in servers]
         store = stack.enter_context(running(home, remote={"url": urls if count > 1 else urls[0], "probe_every": 0.1}))
-        eventually(lambda: "remote" in store.store.health.costs())
+        eventually(lambda: "remote" in store.store.health.costs({}, 0))
         assert [server.dbsize() for server in map(redis.Redis.from_url, urls)] == count * [0]
 
 

@@ -2,7 +2,9 @@
 
 import pytest
 
+from connector.small_store import NEW
 from connector.stores import CHUNK_BYTES, CHUNK_TOKENS, NAMESPACE
+from tiertune_connector.protocol.messages import Own
 from tiertune_connector.sessions.session import Prompt, Session
 
 LONG = 8192
@@ -17,16 +19,11 @@ def session():
 
 def look(session, request, chunks, found=0):
     """A prompt is looked up, and the engine has not told yet what it had itself."""
-    keys = [b"k"] * chunks
-    prompt = Prompt(keys, [], ["dram"], found)
-    session.chains.put(request, prompt)
-    session.uncounted.put(request, prompt)
+    session.chains.put(request, Prompt([b"k"] * chunks, [], ["dram"], found, deferred=True))
 
 
 def known(session, names):
-    """Those of the requests that are remembered, for both purposes."""
-    for request in names:
-        assert (session.chains.get(request) is None) == (session.uncounted.get(request) is None)
+    """Those of the requests that are remembered."""
     return [request for request in names if session.chains.get(request)]
 
 
@@ -46,11 +43,10 @@ def test_short_prompts_are_kept_however_many_wait(session):
     for request in names:
         look(session, request, 16)
     assert known(session, names) == names
-    assert all(session.uncounted.pop(request) for request in names)
     for number in range(2 * MOST_KEYS // LONG):
         look(session, f"long {number}", LONG)
     assert known(session, names) == []
-    assert session.uncounted.get("long 127"), "what is counted takes nothing any more"
+    assert known(session, ["long 127"])
 
 
 def test_a_prompt_longer_than_all_that_is_remembered_is_kept_alone(session):
@@ -72,14 +68,15 @@ def test_a_prompt_that_is_looked_up_again_counts_once(session):
     ]  # fmt: skip
 
 
-def test_a_prompt_whose_turn_has_come_is_a_late_one(session):
+def test_a_prompt_whose_turn_has_come_is_a_late_one(served):
     """What the engine had itself is known with it; its chunks are to be stored soon."""
+    session = served.join(NEW)
     look(session, "waits", 16, found=2)
     for number in range(MOST_KEYS // LONG - 2):
         look(session, f"r{number}", LONG)
-    session.had("waits", 3)
+    served.store.lookups.own(session, Own("waits", 2, 1))
     for number in range(20):
         look(session, f"s{number}", LONG)
     chain = session.chains.get("waits")
     assert chain is not None
-    assert (chain.found, len(chain.keys)) == (3, 16)
+    assert (chain.found, len(chain.keys), chain.deferred) == (3, 16, False)

@@ -15,7 +15,7 @@ from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
 from tiertune_agent.network import CallError, at_once, calling, json_of
 from tiertune_agent.records import FLEET, Now
-from tiertune_connector.httpd.sites import REMARK
+from tiertune_connector.httpd.guarded import REMARK
 
 FLUSH_TIMEOUT_S = 20.0
 """Long, because a store waits for its slower tiers."""

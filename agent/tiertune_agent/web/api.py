@@ -21,9 +21,8 @@ from tiertune_agent.web.look import Looks
 from tiertune_agent.web.unmade import sentence, unmade
 from tiertune_agent.web.views import Number, Views
 from tiertune_connector.documents import Document
-from tiertune_connector.httpd.guarded import called_by
+from tiertune_connector.httpd.guarded import called_by, same_site
 from tiertune_connector.httpd.listening import Listening
-from tiertune_connector.httpd.sites import same_site
 from tiertune_connector.tuning import Digest
 from tiertune_connector.units import Duration, parse_duration
 

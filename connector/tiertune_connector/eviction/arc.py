@@ -5,8 +5,6 @@ from collections.abc import Container, Iterable, Iterator
 
 from tiertune_connector.eviction.base import Key, Order, oldest_of
 
-_NEW, _RECENT_GHOST, _FREQUENT_GHOST = range(3)
-
 
 class ARC:
     """Keys seen once (recent) and more often (frequent) share the capacity; ghosts of the evicted move the border."""
@@ -20,7 +18,7 @@ class ARC:
         self._frequent: Order = OrderedDict()  # T2
         self._recent_ghosts: Order = OrderedDict()  # B1
         self._frequent_ghosts: Order = OrderedDict()  # B2
-        self._incoming = _NEW  # what the last admitted key was
+        self._incoming: Order | None = None  # the ghosts that the last admitted key was among
 
     def __len__(self) -> int:
         return len(self._recent) + len(self._frequent)
@@ -42,20 +40,20 @@ class ARC:
     def admit(self, key: Key) -> None:
         recent_ghosts, frequent_ghosts = self._recent_ghosts, self._frequent_ghosts
         if key in recent_ghosts:
-            self._incoming = _RECENT_GHOST
+            self._incoming = recent_ghosts
             self.target = min(float(self.capacity), self.target + max(len(frequent_ghosts) / len(recent_ghosts), 1.0))
             del recent_ghosts[key]
         elif key in frequent_ghosts:
-            self._incoming = _FREQUENT_GHOST
+            self._incoming = frequent_ghosts
             self.target = max(0.0, self.target - max(len(recent_ghosts) / len(frequent_ghosts), 1.0))
             del frequent_ghosts[key]
         else:
-            self._incoming = _NEW
+            self._incoming = None
 
     def evict(self, pinned: Container[Key]) -> Key | None:
         held, target = len(self._recent), self.target
         shrunk = held + len(self._frequent) > self.capacity
-        recent = held > target or (0 < held == target and self._incoming == _FREQUENT_GHOST)
+        recent = held > target or (0 < held == target and self._incoming is self._frequent_ghosts)
         seen, used = self._recent, self._frequent
         key = oldest_of(seen, used, pinned) if recent else oldest_of(used, seen, pinned)
         if key is None:
@@ -71,7 +69,7 @@ class ARC:
         return key
 
     def insert(self, key: Key) -> None:
-        if self._incoming == _NEW:
+        if self._incoming is None:
             self._recent[key] = None
             self._bound()
         else:  # a ghost that returns adds nothing to what is remembered

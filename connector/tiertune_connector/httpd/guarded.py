@@ -1,13 +1,15 @@
-"""ASGI middleware that asks every caller for a token, and limits writing calls and wrong tokens."""
+"""ASGI middleware: keeps other sites' pages out, asks callers for a token, limits writes and wrong tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.httpd.tokens import Holder, Role
 from tiertune_connector.units import Clock
 
@@ -20,6 +22,11 @@ CALLERS = 4096
 """Callers remembered, at most."""
 HOLDER = "tiertune.holder"
 """Key in an ASGI scope: who calls."""
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+"""Names by which a server on loopback may be called: another name that leads there is an attack (DNS rebinding)."""
+FOREIGN = "this call comes from another site, or a proxy in between does not pass its Host on"
+REMARK = "Tiertune-Remark"
+"""Header for a sentence that an answer's body has no place for."""
 
 RoleOf = Callable[[str, str], Role | None]
 """The role that a method and a path need; None: no token."""
@@ -88,6 +95,28 @@ def behind_tokens(
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         answer = refused(Request(scope)) if scope["type"] == "http" else None
         await (answer or app)(scope, receive, send)
+
+    return checked
+
+
+def foreign(request: Request) -> bool:
+    """Whether a page of another site calls: browsers name the origin of a writing call."""
+    origin = request.headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
+
+
+def same_site(app: ASGIApp, listening: Listening, told: str = "message") -> ASGIApp:
+    """Keeps other sites' pages from writing to an application and, on loopback, from calling it by their own names.
+
+    Off loopback any name will do: callers show a token, which a foreign page lacks. ``told``: the field of its errors
+    that says why.
+    """
+    app = TrustedHostMiddleware(app, allowed_hosts=[*LOOPBACK_NAMES, listening.host] if listening.loopback else ["*"])
+    refused = JSONResponse({told: FOREIGN}, status_code=403)
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        writes = scope["type"] == "http" and scope["method"] not in READING
+        await (refused if writes and foreign(Request(scope)) else app)(scope, receive, send)
 
     return checked
 

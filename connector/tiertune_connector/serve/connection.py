@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING
 from tiertune_connector.protocol.frames import MAX_FRAME_BYTES, Frames
 from tiertune_connector.protocol.messages import (
     DropSegments,
-    LoadPart,
-    LoadReply,
     Message,
     NewIndex,
     NewSegment,
     Request,
-    ReserveReply,
 )
 from tiertune_connector.tiers.index import LAYOUT
 
@@ -47,7 +44,6 @@ class Connection:
         self.frames = Frames(sock, Request, descriptors=False)
         self._socket = sock
         self._sending = threading.RLock()
-        self._lifetime = threading.Lock()  # a descriptor that is closed may be another file's a moment later
         self._segments: set[int] = set()
         self._indexed = False
         self._unsent: deque[tuple[memoryview, int]] = deque()
@@ -75,10 +71,10 @@ class Connection:
             self._on_stuck = on_stuck
             on_stuck(self.stuck)
 
-    def reply(self, store: "TieredStore", message: LoadPart | LoadReply | ReserveReply) -> None:
+    def reply(self, store: "TieredStore", message: Message) -> None:
         """Send a reply, preceded by descriptors of segments new to the client, and of the index if it looks there."""
         assert self.session is not None
-        named = {slot.segment for slot in message.slots if slot is not None}
+        named = {slot.segment for slot in getattr(message, "slots", ()) if slot is not None}
         pool = store.dram.pools.get(self.session.digest)
         segments = pool.segments if pool else {}
         with self._sending:
@@ -161,12 +157,12 @@ class Connection:
 
     def shutdown(self) -> None:
         """End the connection from this side; its receiver notices."""
-        with self._lifetime, suppress(OSError):  # it has gone by itself
+        with self._sending, suppress(OSError):  # it has gone by itself
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.shutdown()
-        with self._sending, self._lifetime:
+        with self._sending:  # a descriptor that is closed may be another file's a moment later
             self._socket.close()
             for _, descriptor in self._unsent:
                 _close(descriptor)
@@ -205,10 +201,8 @@ def _process(sock: socket.socket, pid: int) -> int | None:
 
     Without one, what the process may be writing to when its connection is lost can never be used again.
     """
-    try:
+    with suppress(OSError):
         return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except OSError:
-        try:
-            return os.pidfd_open(pid) if pid > 0 else None
-        except OSError:
-            return None
+    with suppress(OSError):  # the process has gone, or is in another namespace: it has no number here
+        return os.pidfd_open(pid)
+    return None

@@ -108,9 +108,7 @@ def ensure(path: Path, *, dram_bytes: int) -> bool:
         _make_private(path.parent, ours=owner(path) is not None)
         with turn(path, START_S) as had:
             os.utime(lock_path(path))  # a store about to end for want of clients stays
-            if answers(path) or not had:
-                return answers(path)
-            return _start(path, dram_bytes)
+            return answers(path) or (had and _start(path, dram_bytes))
     except (OSError, subprocess.SubprocessError) as error:  # the latter if the shell has no process to start it in
         logger.warning("TierTune: no store could be started at %s: %s", path, error)
         return False

@@ -20,9 +20,8 @@ from starlette.types import ASGIApp
 from tiertune_connector import __version__
 from tiertune_connector.counters import PrometheusCollector
 from tiertune_connector.documents import Document, FieldError, parse_json
-from tiertune_connector.httpd.guarded import READING, bearer, behind_tokens
+from tiertune_connector.httpd.guarded import READING, REMARK, bearer, behind_tokens, same_site
 from tiertune_connector.httpd.listening import Listening
-from tiertune_connector.httpd.sites import REMARK, same_site
 from tiertune_connector.httpd.tokens import Role
 from tiertune_connector.keys import MAX_KEY_BYTES
 from tiertune_connector.sampling.observer import Sampling, StaleError
@@ -266,8 +265,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _since(request: Request, name: str) -> int | None:
     """The ``since`` of a query, after which to tell; None without one. FieldError if it is no number."""
     text = request.query_params.get("since")
-    since = _number(text) if text is not None else None
-    if text is not None and since is None:
+    if text is None:
+        return None
+    since = _number(text)
+    if since is None:
         raise FieldError("since", f"expected a number that was answered as {name}")
     return since
 
@@ -285,4 +286,4 @@ def _refused(_: Request, error: Exception) -> Response:
     told = (
         {"field": error.field, "message": error.message} if isinstance(error, FieldError) else {"message": str(error)}
     )
-    return JSONResponse(told, status_code=next(REFUSALS[kind] for kind in type(error).__mro__ if kind in REFUSALS))
+    return JSONResponse(told, status_code=REFUSALS[type(error)])

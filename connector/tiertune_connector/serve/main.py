@@ -6,8 +6,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from tiertune_connector.addresses import listed, parse_addresses
@@ -230,35 +232,32 @@ def run(process: StoreProcess) -> None:
             process.stop()
 
 
+@dataclass(eq=False)
 class IdleWatch:
     """When a store that nobody uses may end. Asked from time to time, with the number of clients."""
 
-    def __init__(self, after_s: float, now: float) -> None:
-        self._after_s = after_s
-        self._busy_at = now
-        self._asked: int | None = None
+    after_s: float
+    busy_at: float = 0.0
+    asked: int | None = None
+    """None: the first look counts as busy."""
 
     def over(self, now: float, *, clients: int, asked: int) -> bool:
         """Whether nobody was there for ``after_s``; a changed ``asked`` means that somebody is about to come."""
-        if clients or asked != self._asked:
-            self._busy_at, self._asked = now, asked
-        return now - self._busy_at >= self._after_s
+        if clients or asked != self.asked:
+            self.busy_at, self.asked = now, asked
+        return now - self.busy_at >= self.after_s
 
 
 def _wait(process: StoreProcess, ending: Ending, garbage: GarbageCollector) -> None:
     """Wait for ``ending``, or until no client came for long enough, and then stop the store."""
-    if process.idle_exit_s is None:
-        while not ending.wait(_LOOK_S):  # a signal taken by another thread is seen when this one wakes
-            garbage.tidy()
-        return
-    path, watch = process.server.path, IdleWatch(process.idle_exit_s, time.monotonic())
+    path, watch = process.server.path, IdleWatch(process.idle_exit_s or inf)
 
     def over() -> bool:
         return watch.over(time.monotonic(), clients=len(process.server.sessions()), asked=embedded.last_asked(path))
 
-    while not ending.wait(min(_LOOK_S, process.idle_exit_s)):
+    while not ending.wait(_LOOK_S):  # a signal taken by another thread is seen when this one wakes
         garbage.tidy()
-        if over():
+        if process.idle_exit_s and over():
             with embedded.turn(path, _IDLE_TURN_S) as had:  # whoever starts a store waits until this one is gone
                 if had and over():
                     log.info("no client for %g s", process.idle_exit_s)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +42,7 @@ from tiertune_connector.serve.waiters import Kind, Waiters
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.store.storing import AT_ONCE
 from tiertune_connector.store.tiered import TieredStore
+from tiertune_connector.tiers.disk import DiskTier
 from tiertune_connector.tiers.steps import BREATH_S
 
 log = logging.getLogger(__name__)
@@ -80,7 +82,9 @@ class Server:
         self._turns = Turns(self._handle, self._ended)
         self._waiters = Waiters(self.counters)
         store = self.store
-        self._told: dict[type[Message], Callable[[Session, Any], None]] = {
+        self._parts: dict[type[Message], Callable[[Session, Any], Message | None]] = {
+            Reserve: store.storing.reserve,
+            Commit: store.storing.commit,
             Own: store.lookups.own,
             Release: store.holdings.release,
             Abort: store.storing.abort,
@@ -88,11 +92,11 @@ class Server:
             FirstToken: store.accounts.first_token,
             Steps: store.accounts.steps,
         }
-        """What takes messages that need no reply."""
+        """What takes messages, and answers those that need a reply; lookups and loads aside, which may wait."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._threads: list[threading.Thread] = []
         self._accepting: threading.Thread | None = None
-        self.counters.gauges_from(lambda: [("clients", (), float(len(self.sessions())))])
+        self.counters.gauges_from(lambda: [("clients", (), len(self.sessions()))])
 
     def start(self, *tasks: Callable[[threading.Event], None]) -> None:
         """Listen; OSError if another store does, or the path cannot be used.
@@ -115,7 +119,7 @@ class Server:
         self._accepting = self._spawn(self._accept)
         self._spawn(self._upkeep)
         if self.store.disk is not None:
-            self._spawn(self._settle_disk)
+            self._spawn(self._settle_disk, self.store.disk)
         self._spawn(self._probe)
         self._spawn(self.store.observer.run, self._stopping, self.counters)
         for task in tasks:
@@ -252,16 +256,18 @@ class Server:
         match message:
             case Lookup():
                 kind = "lookup" if store.lookups.needs_remote(session, message) else ""
-                serve = partial(self._lookup, connection, session, message, time.monotonic(), wait=bool(kind))
+                until = time.monotonic() + (message.deadline_s or inf)
+                serve = partial(self._lookup, connection, session, message, until, wait=bool(kind))
             case Load():
                 kind = store.loads.load_waits_for(session, message.keys)
-                serve = partial(self._load, connection, session, message, time.monotonic(), wait=bool(kind))
-            case Reserve() | Commit():
-                kind = "store" if len(message.keys) > AT_ONCE else ""
-                serve = partial(self._store, connection, session, message)
-            case _ if type(message) in self._told:
-                kind = "damage" if isinstance(message, Release) and message.damaged else ""
-                serve = partial(self._told[type(message)], session, message)
+                until, tell = time.monotonic() + message.deadline_s, partial(self._part, connection)
+                answer = partial(store.loads.load, session, message, until, wait=bool(kind), tell=tell)
+                serve = partial(self._answer, connection, answer)
+            case _ if type(message) in self._parts:
+                many = isinstance(message, Reserve | Commit) and len(message.keys) > AT_ONCE
+                damaged = isinstance(message, Release) and message.damaged
+                kind = "store" if many else "damage" if damaged else ""
+                serve = partial(self._answer, connection, partial(self._parts[type(message)], session, message))
             case _:
                 raise msgspec.ValidationError(f"a client may not send {type(message).__name__} here")
         if kind:
@@ -269,10 +275,13 @@ class Server:
         else:
             serve()
 
-    def _lookup(
-        self, connection: Connection, session: Session, message: Lookup, received: float, *, wait: bool
-    ) -> None:
-        found = self.store.lookups.lookup(session, message, time.monotonic() - received, wait=wait)
+    def _answer(self, connection: Connection, make: Callable[[], Message | None]) -> None:
+        answer = make()
+        if answer is not None:
+            connection.reply(self.store, answer)
+
+    def _lookup(self, connection: Connection, session: Session, message: Lookup, until: float, *, wait: bool) -> None:
+        found = self.store.lookups.lookup(session, message, until, wait=wait)
         if message.id:
             connection.send(found)
         count = partial(self.store.lookups.looked_up, session, message, found)
@@ -280,17 +289,6 @@ class Server:
             self._waiters.later(connection, count)
         else:
             count()
-
-    def _store(self, connection: Connection, session: Session, message: Reserve | Commit) -> None:
-        storing = self.store.storing
-        if isinstance(message, Commit):
-            connection.send(storing.commit(session, message))
-        else:
-            connection.reply(self.store, storing.reserve(session, message))
-
-    def _load(self, connection: Connection, session: Session, message: Load, received: float, *, wait: bool) -> None:
-        waited_s, tell = time.monotonic() - received, partial(self._part, connection)
-        connection.reply(self.store, self.store.loads.load(session, message, waited_s, wait=wait, tell=tell))
 
     def _part(self, connection: Connection, part: LoadPart) -> None:
         """Called on a thread that reads for others too, so a client that has gone must not fail it."""
@@ -347,13 +345,13 @@ class Server:
                     self.store.watch()
                     self.store.forget()
 
-    def _settle_disk(self) -> None:
+    def _settle_disk(self, disk: DiskTier) -> None:
         """Upkeep that waits for the disk, on its own thread, as the disk may hang."""
         more = False
         while not self._stopping.wait(BREATH_S if more else _UPKEEP_S):
             more = False
             with self.counters.surviving("upkeep", "the disk's upkeep failed"):
-                more = self.store.pools.settle_disk()
+                more = disk.settle()
 
     def _step(self) -> float:
         """One bounded round of upkeep; seconds until the next, fewer while a tuning is not yet in force."""
@@ -365,8 +363,7 @@ class Server:
             connections = list(self._connections)
         for connection in connections:
             try:
-                if dropped:
-                    connection.drop(dropped)
+                connection.drop(dropped)
             except OSError:
                 connection.shutdown()
             if connection.stuck_s() > _STUCK_S:

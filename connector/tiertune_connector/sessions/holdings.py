@@ -1,18 +1,54 @@
-"""What clients hold in DRAM: chunks pinned for them, slots for them to write, and how they lose both."""
+"""What clients hold in DRAM, chunks pinned for them and slots to write, how they lose both; and quotas of tenants."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 from tiertune_connector.chunk import checksum
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import Release, SlotRef
-from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Latest, Lease, Reservation, Session
 from tiertune_connector.tiers.base import Outcome
 from tiertune_connector.tiers.dram import DramTier
 from tiertune_connector.tiers.slots import Slot
+from tiertune_connector.tuning import InForce
 from tiertune_connector.units import Clock
+
+
+@dataclass(eq=False)
+class Quotas:
+    """Bytes by tenant; chunks without one are not counted. Guarded by the store's lock."""
+
+    tuning: InForce
+    """What is in force."""
+
+    def __post_init__(self) -> None:
+        self._held: dict[bytes, int] = {}
+
+    def change(self, tenant: bytes, nbytes: int) -> None:
+        """A tenant holds ``nbytes`` more, or less."""
+        if tenant:
+            held = self._held.pop(tenant, 0) + nbytes
+            if held:
+                self._held[tenant] = held
+
+    def left(self, tenant: bytes) -> int | None:
+        """Bytes that a tenant may still add; None: it has no quota."""
+        quota = self.tuning().tenants.get(tenant.hex()) if tenant else None
+        return None if quota is None else max(0, quota.quota_bytes - self._held.get(tenant, 0))
+
+    def refuse(self, tenant: bytes, more: int) -> bool:
+        """Whether ``more`` bytes would exceed the tenant's quota, if it has one."""
+        left = self.left(tenant)
+        return left is not None and more > left
+
+    def document(self) -> dict[str, dict[str, int]]:
+        """Quota and DRAM bytes held of each tenant that has a quota, by its digest."""
+        held = {tenant.hex(): nbytes for tenant, nbytes in self._held.items()}
+        return {
+            digest: {"quota_bytes": tenant.quota_bytes, "resident_bytes": held.get(digest, 0)}
+            for digest, tenant in self.tuning().tenants.items()
+        }
 
 
 @dataclass(eq=False)
@@ -65,25 +101,23 @@ class Holdings:
         """A client has gone: its pins end, its reserved slots go to quarantine, as it may still be copying."""
         with self.dram.lock:
             session.ended = True
-            session.chains, session.uncounted = Latest(), Latest()  # the session may stay for its slots
+            session.chains = Latest()  # the session may stay for its slots
             self._take_back(session, inf)
 
     def written(self, session: Session, key: bytes, ref: SlotRef | None) -> Reservation | None:
         """A client no longer writes a key's slots, or the one meant; returns its reservation, if it still has that."""
-        meant = ref.tells if ref else None
-        self.leave_quarantine(session, key, meant)
+        self.leave_quarantine(session, key, ref)
         held = session.reservations.get(key)
-        return held if held is not None and (meant is None or meant(held.slot)) else None
+        return held if held is not None and (ref is None or ref.tells(held.slot)) else None
 
-    def leave_quarantine(
-        self, session: Session, key: bytes | None = None, meant: Callable[[Slot], bool] | None = None
-    ) -> None:
-        """Free a key's quarantined slots, those ``meant``, as the client no longer writes them; without a key, all."""
+    def leave_quarantine(self, session: Session, key: bytes | None = None, ref: SlotRef | None = None) -> None:
+        """Free a key's quarantined slots, or the one meant, as the client no longer writes them; without a key, all."""
         with self.dram.lock:
-            of_key = [held for held in session.quarantined if key in (None, held[0])]
-            for held in (held for held in of_key if meant is None or meant(held[1])):
-                session.quarantined.remove(held)
-                self.dram.release_quarantine(session.digest, held[1])
+            for held in session.quarantined.copy():
+                of_key, slot = held
+                if key in (None, of_key) and (ref is None or ref.tells(slot)):
+                    session.quarantined.remove(held)
+                    self.dram.release_quarantine(session.digest, slot)
 
     def _dropped(self, namespace: str, key: bytes) -> bool:
         """Check a chunk's checksum in place; drop it if it is not what was committed, and return whether it is so."""

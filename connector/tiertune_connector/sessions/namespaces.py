@@ -39,8 +39,7 @@ class Namespaces:
         self._served = OrderedDict(self._saved)
         self._saving = threading.Lock()
         self._sessions: list[Session] = []
-        self._users: set[str] = set()
-        """The namespaces of these, which may have ended since the last look."""
+        """May have ended since the last look."""
         self._used_at: dict[str, float] = {}
         self._started = self.clock()
 
@@ -51,9 +50,10 @@ class Namespaces:
             self._served[session.digest] = Served(session.namespace.model, session.namespace.epoch)
             self._served.move_to_end(session.digest)
             self._sessions.append(session)
-            self._users.add(session.digest)
+            self._used_at[session.digest] = self.clock()
             if len(self._served) > _REMEMBERED:
-                unused = (name for name in self._served if name not in self._users)
+                users = self._look()
+                unused = (name for name in self._served if name not in users)
                 del self._served[next(unused, next(iter(self._served)))]
 
     def keep(self) -> None:
@@ -92,30 +92,29 @@ class Namespaces:
         nothing changes but by the tuning: engines that start anew find what they left, also in room that was lent.
         """
         with self.lock:
-            self._look()
-            anyone, anew = bool(self._users), False
+            users, anew = self._look(), False
             holding = {name for pools in tiers.values() for name, held in pools.items() if len(held.pool)}
             for tier, pools in tiers.items():
                 own = {name for name in pools if tuning.pool(name, tier).capacity_bytes is not None}
                 for name, held in pools.items():
                     free = name not in holding or (name not in own and self._long_unused(name))
-                    lends = (free and name not in self._users) if anyone else (held.lends and name not in own)
-                    empty = anyone and lends and held.allowed > 0 and not len(held.pool)
+                    lends = (free and name not in users) if users else (held.lends and name not in own)
+                    empty = bool(users) and lends and held.allowed > 0 and not len(held.pool)
                     anew |= empty or lends is not held.lends
                     held.lends = lends
-                    held.found = held.found and name not in self._users
-                anew |= anyone and crowded(pools, own)
+                    held.found = held.found and name not in users
+                anew |= bool(users) and crowded(pools, own)
             return anew
 
     def known(self, namespace: str) -> bool:
         """Whether somebody uses a namespace, or has since the start, and `over` has not told it since."""
-        return namespace in self._users or namespace in self._used_at
+        return namespace in self._used_at
 
     def over(self, held: Container[str]) -> list[str]:
         """Namespaces not ``held``, and unused for so long that their pools would lend; each is told once."""
         with self.lock:
-            self._look()
-            names = [name for name in self._used_at if name not in self._users and name not in held]
+            users = self._look()
+            names = [name for name in self._used_at if name not in users and name not in held]
             over = [name for name in names if self._long_unused(name)]
             for name in over:
                 del self._used_at[name]
@@ -125,11 +124,11 @@ class Namespaces:
         with self.lock:
             return dict(self._served)
 
-    def _look(self) -> None:
-        """Note whose clients are there, and whose have left since the last look."""
-        self._used_at |= dict.fromkeys(self._users, self.clock())
+    def _look(self) -> set[str]:
+        """Note whose clients are there, or have left since the last look; those that are there are returned."""
+        self._used_at |= dict.fromkeys((session.digest for session in self._sessions), self.clock())
         self._sessions = [session for session in self._sessions if not session.ended]
-        self._users = {session.digest for session in self._sessions}
+        return {session.digest for session in self._sessions}
 
     def _long_unused(self, name: str) -> bool:
         return self.clock() - self._used_at.get(name, self._started) >= LENT_AFTER_S

@@ -1,7 +1,7 @@
 """What the store knows of one client: its namespace, and the slots that it holds."""
 
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tiertune_connector.keys import Namespace
 from tiertune_connector.tiers.slots import Slot
@@ -41,6 +41,8 @@ class Prompt:
     """Tiers that were asked, fastest first."""
     found: int = 0
     """How many of the first keys were in some tier, or the engine's own memory."""
+    deferred: bool = False
+    """Nothing is counted yet: the engine has not said what it had itself."""
 
     @property
     def taken(self) -> int:
@@ -60,18 +62,12 @@ class Latest:
 
     def put(self, request: str, value: Prompt) -> None:
         """Keep a prompt as the latest."""
-        self.pop(request)
+        former = self._kept.pop(request, None)
         self._kept[request] = value
-        self._taken += value.taken
+        self._taken += value.taken - (former.taken if former else 0)
         while self._taken > _REMEMBERED_KEYS and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
             self._taken -= oldest.taken
-
-    def pop(self, request: str) -> Prompt | None:
-        value = self._kept.pop(request, None)
-        if value is not None:
-            self._taken -= value.taken
-        return value
 
 
 @dataclass
@@ -90,9 +86,7 @@ class Session:
     quarantined: list[tuple[bytes, Slot]] = field(default_factory=list)
     """Slots that the client lost but may still be writing."""
     chains: Latest = field(default_factory=Latest)
-    """Chains of the latest requests, to keep a chain's head younger than the tail stored after it."""
-    uncounted: Latest = field(default_factory=Latest)
-    """Answers for requests whose engine has not yet said what it had itself."""
+    """Of the latest requests: what they found is to be counted, and a chain's head kept younger than its tail."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that the engine computes on."""
     looks: bool = False
@@ -104,9 +98,3 @@ class Session:
     @property
     def digest(self) -> str:
         return self.namespace.digest if self.namespace else ""
-
-    def had(self, request: str, chunks: int) -> None:
-        """The engine had a prompt's first ``chunks`` itself."""
-        chain = self.chains.get(request)
-        if chain is not None and chain.found < chunks:
-            self.chains.put(request, replace(chain, found=chunks))

@@ -1,5 +1,6 @@
 """The store's counts of lookups, gates and evictions, which dashboards and the agent read."""
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 
@@ -10,7 +11,6 @@ from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import FirstToken, Own, Steps, TierReport
 from tiertune_connector.protocol.reporting import gained_s
 from tiertune_connector.sessions.session import Prompt, Session
-from tiertune_connector.store.authors import Authors
 from tiertune_connector.tiers.base import FLUSHED, Evicted
 from tiertune_connector.tiers.dram import DramTier
 
@@ -18,6 +18,10 @@ LENGTHS = (0, 1024, 4096, 16384)
 """Least tokens of each length class of fetches: short fetches may lose where long ones pay."""
 STAGES = 64
 """Stage names counted apart, at most: clients choose them."""
+REMEMBERED = 1 << 20
+"""Chunks, in 8 MiB; of several with the same place, the latest."""
+_NAMED = 1 << 16
+"""Engines, at most. Their numbers replace a digest's lowest bits, which the place tells already."""
 _REASONS = frozenset(Reason)
 
 
@@ -27,7 +31,7 @@ class Accounts:
     def __init__(self, counters: Counters, store: str, dram: DramTier, model: Callable[[str], str]) -> None:
         """``model`` returns the name of a namespace's model."""
         self._model = model
-        self._counters, self._add, self._observe = counters, counters.add, counters.observe
+        self.counters, self._add, self._observe = counters, counters.add, counters.observe
         self.writer = writer_id(store)
         """Of the chunks that this store writes."""
         self._dram = dram
@@ -57,26 +61,14 @@ class Accounts:
         """
         left = len(found.keys)
         for tier, chunks in (("gpu", own.gpu_chunks), ("staging", own.staging_chunks)) if own else ():
-            had = min(chunks, left)
-            for result, count in (("hit", had), ("miss", left - had)):
-                if count:
-                    self._looked_up(session, tier, result, "self" if result == "hit" else "", count)
-            left -= had
+            left = self._looked_up(session, tier, left, {"self": min(chunks, left)})
         first = len(found.keys) - left
+        keys, tiers = found.keys[first : len(found.tiers)], found.tiers[first:]
         for tier in found.asked:
             if not left:
                 break
-            keys, tiers = found.keys[first : len(found.tiers)], found.tiers[first:]
             hits = keys if tiers.count(tier) == len(keys) else list(compress(keys, map(tier.__eq__, tiers)))
-            for origin, count in self._origins(session, tier, hits).items():
-                self._looked_up(session, tier, "hit", origin, count)
-                left -= count
-            if left:
-                self._looked_up(session, tier, "miss", "", left)
-
-    def gate(self, tier: TierReport, chunk_bytes: int) -> None:
-        """What a gate decided about one tier for one request, and what became of it."""
-        count_gate(self._counters, tier, chunk_bytes)
+            left = self._looked_up(session, tier, left, self._origins(session, tier, hits))
 
     def computed(self, session: Session, key: bytes) -> None:
         """An engine stored a chunk: the chunk stays that engine's when it is found in a slower tier."""
@@ -140,9 +132,14 @@ class Accounts:
             if chunk.used_at is not None and chunk.reason == "room":
                 self._observe("tier_evicted_idle_seconds", (tier, *labels), max(0.0, now - chunk.used_at))
 
-    def _looked_up(self, session: Session, tier: str, result: str, origin: str, chunks: int) -> None:
-        labels = (tier, result, origin, self.stage(session.stage), *self.pool_labels(session.digest))
-        self._add("tier_lookup_tokens_total", labels, chunks * session.chunk_tokens)
+    def _looked_up(self, session: Session, tier: str, asked: int, hits: Mapping[str, int]) -> int:
+        """Count what a tier had of the chunks asked for, by origin, and what it lacked, which is returned."""
+        missed = asked - sum(hits.values())
+        of = self.stage(session.stage), *self.pool_labels(session.digest)
+        for result, origin, chunks in (*(("hit", *had) for had in hits.items()), ("miss", "", missed)):
+            if chunks:
+                self._add("tier_lookup_tokens_total", (tier, result, origin, *of), chunks * session.chunk_tokens)
+        return missed
 
     def _origins(self, session: Session, tier: str, keys: Sequence[bytes]) -> dict[str, int]:
         """How many of the keys, all held by a tier, come from where."""
@@ -160,8 +157,41 @@ class Accounts:
             engines = authors.of(digest, keys)
             others = len(keys) - len(engines) if tier == "remote" else 0  # the disk keeps what this host held
         own = engines.count(session.engine)
-        counts = {"self": own, "same_host": len(keys) - own - others, "other_host": others}
-        return {origin: count for origin, count in counts.items() if count}
+        return {"self": own, "same_host": len(keys) - own - others, "other_host": others}
+
+
+class Authors:
+    """Which engine computed a chunk here, so that it is still that engine's when it returns from a slower tier.
+
+    Guarded by the store's lock. Chunks it does not know, as after a restart, are nobody's.
+    """
+
+    def __init__(self) -> None:
+        self._places = array("q", bytes(8 * REMEMBERED))
+        """Per place, the higher bits of a chunk's digest, then its engine's number."""
+        self._engines = [""]
+        self._numbers: dict[str, int] = {}
+
+    def wrote(self, namespace: str, key: bytes, engine: str) -> None:
+        """An engine stored a chunk that it had computed."""
+        number = self._numbers.get(engine)
+        if number is None:
+            if len(self._engines) == _NAMED:
+                return
+            number = self._numbers[engine] = len(self._engines)
+            self._engines.append(engine)
+        digest = hash(namespace) ^ hash(key)
+        self._places[digest & REMEMBERED - 1] = digest & -_NAMED | number
+
+    def of(self, namespace: str, keys: Sequence[bytes]) -> list[str]:
+        """The engines of the chunks, unknown ones left out."""
+        places, engines, inner, mask = self._places, [], hash(namespace), REMEMBERED - 1
+        for key in keys:
+            digest = inner ^ hash(key)
+            found = places[digest & mask]
+            if 0 <= found ^ digest < _NAMED:
+                engines.append(self._engines[found & _NAMED - 1])
+        return engines
 
 
 def count_gate(counters: Counters, tier: TierReport, chunk_bytes: int) -> None:

@@ -72,10 +72,7 @@ class Control:
                 return self.tuning
             if expected_version != self.tuning.version:
                 raise VersionConflictError(f"the tuning is at version {self.tuning.version}")
-            if not isinstance(document, dict):
-                raise FieldError("", "expected a JSON object")
-            parse_tuning({"version": expected_version} | document)  # its own version too, replaced next
-            tuning = parse_tuning(document | {"version": expected_version + 1})
+            tuning = parse_tuning(document).model_copy(update={"version": expected_version + 1})
             check(self.store, tuning)
             check_sizes(self.store, tuning, self.tuning)
             changes = latest(self._changes | {key: change})
@@ -84,11 +81,13 @@ class Control:
             self._apply(tuning)
             return tuning
 
-    def keep(self) -> None:
+    def keep(self, otherwise: str = UNCHANGED) -> Tuning:
         """Have a restart find the tuning in force, which new settings may have changed; NotKeptError."""
-        with self._alone(UNCHANGED):
-            if self.tuning != self._kept:
-                self._keep(self.tuning, self._changes, UNCHANGED)
+        with self._alone(otherwise):
+            tuning = self.tuning
+            if tuning != self._kept:
+                self._keep(tuning, self._changes, otherwise)
+            return tuning
 
     def bypass(self, *, on: bool) -> Tuning:
         """Answer miss to everything, or serve again, at once; NotKeptError if a restart would forget that."""
@@ -97,11 +96,7 @@ class Control:
             if self.tuning.bypass != on:
                 version = self.tuning.version + 1  # nobody may change what was there before
                 self.store.retune(self.tuning.model_copy(update={"bypass": on, "version": version}))
-        with self._alone(f"bypass is {'on' if on else 'off'}{UNTIL}"):
-            tuning = self.tuning
-            if tuning != self._kept:
-                self._keep(tuning, self._changes, f"bypass is {'on' if tuning.bypass else 'off'}{UNTIL}")
-            return tuning
+        return self.keep(f"bypass is {'on' if on else 'off'}{UNTIL}")
 
     def _apply(self, tuning: Tuning) -> None:
         """Put a kept tuning in force. A bypass that was commanded meanwhile stays, as a later version if it differs."""

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from msgspec.structs import replace
-
 from tiertune_connector.copying.probe import CopyProbe
 from tiertune_connector.cost import FetchCost, FetchEstimate
 from tiertune_connector.slower.reach import Reach
@@ -54,21 +52,13 @@ class Health(Reach):
         """Whether to probe the remote before its time."""
         return "remote" in self.lanes and self.lanes["remote"].breaker.unwell
 
-    def costs(self, coming: Mapping[str, int] | None = None, chunk_bytes: int = 0) -> dict[str, FetchEstimate]:
+    def costs(self, coming: Mapping[str, int], chunk_bytes: int) -> dict[str, FetchEstimate]:
         """Current fetch cost of each tier that has one; ``coming`` counts the chunks already coming, by tier."""
         estimates = {"dram": self.dram_cost()}
         for name, lane in self.lanes.items():
-            count = coming.get(name, 0) if coming else 0
+            count = coming.get(name, 0)
             estimates[name] = lane.transit.estimate(count, count * chunk_bytes)
         return {name: estimate for name, estimate in estimates.items() if estimate is not None}
-
-    def told_costs(self) -> dict[str, FetchEstimate]:
-        """The same for metrics, whose one bandwidth is that of recent chunks' mean size, handling included."""
-        told = {}
-        for name, estimate in self.costs().items():
-            chunk_bytes = self.lanes[name].transit.chunk_bytes if name in self.lanes else 0.0
-            told[name] = replace(estimate, per_chunk_s=0.0, bytes_per_s=estimate.speed(chunk_bytes))
-        return told
 
     def dram_cost(self) -> FetchEstimate | None:
         """Cost of a fetch from DRAM."""

@@ -1,7 +1,7 @@
 """Where a prompt's chunks are: answering lookups, and counting, using and studying what was asked."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from xxhash import xxh3_64_intdigest
@@ -27,19 +27,18 @@ class Lookups(Parts):
     observer: Observer
     arrivals: Arrivals
 
-    def lookup(self, session: Session, asked: Lookup, waited_s: float = 0.0, *, wait: bool) -> LookupReply:
+    def lookup(self, session: Session, asked: Lookup, until: float = inf, *, wait: bool) -> LookupReply:
         """Where a prompt's leading chunks are, and what they cost; call ``looked_up`` after the answer.
 
-        The remote is asked only with ``wait``, on a thread that may wait. ``waited_s`` of the deadline have passed.
+        The remote is asked only with ``wait``, on a thread that may wait, and waited for until ``until``.
         """
         if self.tuning().bypass:
             with self.dram.lock:
                 if asked.defer and not session.ended:  # the engine's own chunks are still found
-                    session.uncounted.put(asked.request, Prompt(asked.keys, [], []))
+                    session.chains.put(asked.request, Prompt(asked.keys, [], [], len(asked.keys), deferred=True))
             return LookupReply(asked.id, [], {}, {}, "bypassed")
         digest, keys = session.digest, asked.keys
         readable = wait and self.residency.readable
-        until = self.clock() + asked.deadline_s - waited_s if asked.deadline_s else inf
 
         def left_s() -> float:
             return max(0.0, until - self.clock()) if readable else 0.0
@@ -54,10 +53,7 @@ class Lookups(Parts):
             )
             room = self.arrivals.room(digest)
             if not session.ended:  # it waited for the remote: what the client asked went with it
-                found = self._found(asked, tiers)
-                session.chains.put(asked.request, found)
-                if asked.defer:
-                    session.uncounted.put(asked.request, found)
+                session.chains.put(asked.request, self._found(asked, tiers))
         remote = self.tuning().tiers.remote
         group = group_of(asked.request, remote.holdout)
         told = group if "remote" in tiers else ""
@@ -88,10 +84,13 @@ class Lookups(Parts):
     def own(self, session: Session, told: Own) -> None:
         """Count a deferred lookup: the engine had the first chunks itself, and needed only the rest."""
         with self.dram.lock:
-            found = session.uncounted.pop(told.request)
-            session.had(told.request, told.gpu_chunks + told.staging_chunks)
-            if found is not None:
-                self.accounts.lookup(session, found, told)
+            asked = session.chains.get(told.request)
+            if asked is None:
+                return
+            found = max(asked.found, told.gpu_chunks + told.staging_chunks)
+            session.chains.put(told.request, replace(asked, found=found, deferred=False))
+            if asked.deferred:
+                self.accounts.lookup(session, asked, told)
 
     def long(self, asked: Lookup) -> bool:
         """Whether using and counting its chunks takes more than one step."""
@@ -129,7 +128,7 @@ class Lookups(Parts):
     def _found(self, asked: Lookup, tiers: list[str]) -> Prompt:
         """What is counted. A client that looked itself (``id`` 0) asked no remote, whatever has left since."""
         remote = bool(asked.id) and self.residency.readable
-        return Prompt(asked.keys, tiers, self.residency.asked(tiers, remote=remote), len(tiers))
+        return Prompt(asked.keys, tiers, self.residency.asked(tiers, remote=remote), len(tiers), asked.defer)
 
 
 def group_of(request: str, share: float) -> str:

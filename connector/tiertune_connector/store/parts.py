@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from tiertune_connector.sessions.holdings import Holdings
-from tiertune_connector.sessions.quotas import Quotas
+from tiertune_connector.sessions.holdings import Holdings, Quotas
 from tiertune_connector.slower.behind import WriteBehind
 from tiertune_connector.slower.reach import Reach
 from tiertune_connector.store.accounts import Accounts

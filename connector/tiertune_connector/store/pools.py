@@ -30,7 +30,7 @@ class Pools(Reach):
                 pool.found = len(pool.pool) > 0
 
     def retune(self) -> None:
-        """Set every pool's size and algorithm anew; ``settle`` and ``settle_disk`` make them so.
+        """Set every pool's size and algorithm anew; ``settle``, and the disk's own, make them so.
 
         Call with the store's lock held, as ``share``.
         """
@@ -73,10 +73,6 @@ class Pools(Reach):
             if self._lend():
                 self.retune()
         return self.dram.settle()
-
-    def settle_disk(self) -> bool:
-        """Do the same on disk, which may hang: call it on a thread of its own."""
-        return self.disk is not None and self.disk.settle()
 
     def _lend(self) -> bool:
         return self.namespaces.lend({tier: dict(medium.pools) for tier, medium in self.local.items()}, self.tuning())

@@ -1,12 +1,11 @@
 """Which tier holds a chunk."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from tiertune_connector.eviction import Keys
 from tiertune_connector.protocol.messages import Side
 from tiertune_connector.slower.reach import Reach
 
-_NOWHERE: Collection[bytes] = ()
 _CUTS_TRIED = 4
 """Each may be a round trip to the remote; if so many fail, the windows are gone and the prompt is recomputed."""
 
@@ -33,8 +32,8 @@ class Residency(Reach):
         """Per key ``dram``, ``disk`` or empty. Call with the store's lock held."""
         dram = self.dram.pools.get(digest)
         disk = self.disk.pools.get(digest) if self.disk and not self.lanes["disk"].breaker.open else None
-        in_dram = dram.pool.visible if dram is not None else _NOWHERE
-        on_disk = disk.pool.visible if disk is not None else _NOWHERE
+        in_dram = dram.pool.visible if dram is not None else ()
+        on_disk = disk.pool.visible if disk is not None else ()
         first = dram.pool.prefix(keys) if dram is not None else 0  # mostly all: no interpreter step for each
         rest = ["dram" if key in in_dram else "disk" if key in on_disk else "" for key in keys[first:]]
         return ["dram"] * first + rest

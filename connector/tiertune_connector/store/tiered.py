@@ -14,14 +14,12 @@ import msgspec
 from tiertune_connector.counters import Counters
 from tiertune_connector.sampling.ghosts import Room
 from tiertune_connector.sampling.observer import Observer
-from tiertune_connector.sessions.holdings import Holdings
+from tiertune_connector.sessions.holdings import Holdings, Quotas
 from tiertune_connector.sessions.namespaces import Namespaces
-from tiertune_connector.sessions.quotas import Quotas
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.slower.behind import WriteBehind
 from tiertune_connector.slower.lane import Lanes
 from tiertune_connector.state import StateDir
-from tiertune_connector.store import gauges
 from tiertune_connector.store.accounts import Accounts
 from tiertune_connector.store.flushes import Flushes
 from tiertune_connector.store.health import Health
@@ -29,6 +27,7 @@ from tiertune_connector.store.loads import Loads
 from tiertune_connector.store.lookups import Lookups
 from tiertune_connector.store.pools import Pools
 from tiertune_connector.store.residency import Residency
+from tiertune_connector.store.status import gauges
 from tiertune_connector.store.storing import Storing
 from tiertune_connector.tiers.base import Evicted
 from tiertune_connector.tiers.directory import DirectoryTier
@@ -88,12 +87,10 @@ class TieredStore:
         self.loads = Loads(*parts)
         self.lookups = Lookups(*parts, self.observer, self.loads.arrivals)
         self.storing = Storing(*parts)
-        dram.on_evicted = partial(self._evicted, "dram")
-        if disk is not None:
-            disk.on_evicted = partial(self._evicted, "disk")
-        if directory is not None:
-            directory.on_evicted = partial(self._evicted, "remote")
-        counters.gauges_from(partial(gauges.of_store, self))
+        for tier in (dram, disk, directory):
+            if tier is not None:
+                tier.on_evicted = partial(self._evicted, tier.name)
+        counters.gauges_from(partial(gauges, self))
         counters.gauges_from(self.observer.rows)
 
     def attach(self, session: Session) -> str:
@@ -128,9 +125,10 @@ class TieredStore:
         """Let clients trust DRAM's indexes for a second, or not at all. Call it every 0.1 s or so."""
         with self._lock:  # so that it fits the tuning in force
             cost = None if self.tuning.bypass else self.health.dram_cost()
-            now, numbers = self._clock() if cost else 0.0, msgspec.structs.astuple(cost) if cost else ()
-            for index in [pool.index for pool in self.dram.pools.values() if pool.index]:
-                index.tell(now, numbers)
+            told = (self._clock(), msgspec.structs.astuple(cost)) if cost else (0.0, ())
+            for pool in self.dram.pools.values():
+                if pool.index:
+                    pool.index.tell(*told)
 
     def watch(self) -> None:
         """Find tiers that hang, and give up what waits its turn behind a dead one. Call it every second or so."""

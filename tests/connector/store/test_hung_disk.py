@@ -247,6 +247,6 @@ def test_reads_from_a_disk_that_hangs_leave_room_and_are_given_up(store, http, e
     free.set()
     eventually(lambda: told(store)[0] == "ok")
     eventually(lambda: not held.quarantined)
-    assert "disk" not in store.store.health.costs()
+    assert "disk" not in store.store.health.costs({}, 0)
     assert engine.get(prompts[3]) == 30
     assert http.total("internal_errors_total") == 0

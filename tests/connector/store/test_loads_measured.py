@@ -55,7 +55,7 @@ def test_what_is_on_its_way_is_the_queue_of_the_next(remote, store, engine, monk
     clock.now += 100 * estimate.queue_s  # that the remote takes
     reads.free.set()
     assert load.result(10).outcomes == ["hit"] * 4
-    after = store.store.health.costs()["remote"]
+    after = store.store.health.costs({}, 0)["remote"]
     assert (after.queue_s, after.transfers, after.samples) == (0.0, 0, estimate.samples + 1)
     assert after.bytes_per_s < estimate.bytes_per_s / 5
     assert after.doubt > 0.3
@@ -92,7 +92,7 @@ def test_a_slow_tier_does_not_spoil_what_is_known_of_another(home, remote, monke
         eventually(lambda: store.store.lanes["disk"].writers.queued() == 0)
         evict_all(http)
         clock = measured(store, monkeypatch)
-        before = store.store.health.costs()["remote"].samples
+        before = store.store.health.costs({}, 0)["remote"].samples
         reads = remote.fault = Reads()
         first = engine.client.load(keys, deadline_s=10)
         eventually(lambda: reads.count == 3)
@@ -103,7 +103,7 @@ def test_a_slow_tier_does_not_spoil_what_is_known_of_another(home, remote, monke
         seconds = first.result(10).seconds
         assert seconds["disk"] < 0.2 < seconds["remote"]
         assert joining.result(10).outcomes == ["hit"] * 6
-        costs = store.store.health.costs()
+        costs = store.store.health.costs({}, 0)
         assert costs["disk"].bytes_per_s > 3 * CHUNK_BYTES / 0.2
         assert costs["remote"].samples == before + 1
 
@@ -117,15 +117,15 @@ def test_a_disk_that_was_slow_is_tried_again(home, remote, monkeypatch):
         engine.put(chain("p", 3))
         eventually(lambda: store.store.disk.usage().chunks == 3)
         health.probe()
-        assert "disk" not in health.costs(), "requests find out what is not known"
+        assert "disk" not in health.costs({}, 0), "requests find out what is not known"
         lane.transit.asked(CHUNK_BYTES)
         time.sleep(0.05)
         lane.transit.ended(CHUNK_BYTES, Outcome.OK)
-        slow = health.costs()["disk"].bytes_per_s
+        slow = health.costs({}, 0)["disk"].bytes_per_s
         (pool,) = store.store.disk.pools.values()
         before = list(pool.pool)
         health.probe()
-        eventually(lambda: health.costs()["disk"].bytes_per_s > 2 * slow)
+        eventually(lambda: health.costs({}, 0)["disk"].bytes_per_s > 2 * slow)
         assert (list(pool.pool), pool.pool.pinned) == (before, 0)
 
 

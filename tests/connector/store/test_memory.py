@@ -159,12 +159,12 @@ def test_dram_that_was_once_slow_is_tried_again(remote, store, engine, monkeypat
     for _ in range(20):
         engine.client.tell(Report([slow]))
     engine.heard()
-    assert store.store.health.costs()["dram"].seconds(1, CHUNK_BYTES) > 1.0
+    assert store.store.health.costs({}, 0)["dram"].seconds(1, CHUNK_BYTES) > 1.0
     monkeypatch.setattr("tiertune_connector.store.health._DRAM_SILENT_S", 0.0)
 
     def fast() -> bool:
         store.store.health.probe()
-        return store.store.health.costs()["dram"].seconds(1, CHUNK_BYTES) < 0.1
+        return store.store.health.costs({}, 0)["dram"].seconds(1, CHUNK_BYTES) < 0.1
 
     for _ in range(3):
         fast()
