@@ -182,17 +182,9 @@ class TierTuneTier(SecondaryTierManager):
 
     def given(self, scheduled: Iterable[tuple[str, int, int]]) -> int:
         """The engine has a step to do: (request, first token, end token) of each request in it. Returns its number."""
-        spans, prompts = [], []
-        for request, first, end in scheduled:
-            spans.append((first, end))
-            known = self._known(request)
-            if known.prefilling:
-                prompts.append((known, end))
-        return self.telemetry.steps.given(spans, partial(self._computed, prompts))
-
-    def output(self) -> None:
-        """The output of the oldest step given has come; with asynchronous scheduling the next is given before that."""
-        self.telemetry.steps.output()
+        told = list(scheduled)
+        prompts = [(known, end) for request, _, end in told if (known := self._known(request)).prefilling]
+        return self.telemetry.steps.given([(first, end) for _, first, end in told], partial(self._computed, prompts))
 
     def hold(self) -> None:
         """Staging's rows get new owners while the worker may still copy for the old ones: fill none of them yet.
