@@ -305,8 +305,9 @@ class TestOff:
         """No thread, nothing remembered."""
         threads = set(threading.enumerate())
         tracing = open_tracing("", **OPENED)
-        assert tracing.arrived("r1", SAMPLED, 1300, 10) is None
+        tracing.ended(tracing.arrived("r1", SAMPLED, 1300, 10))
         tracing.close()
+        assert not tracing._ended
         assert {*threading.enumerate()} - threads == set()
 
     def test_without_opentelemetry_it_says_so_and_stays_off(self, monkeypatch, caplog):

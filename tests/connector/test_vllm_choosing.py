@@ -2,6 +2,7 @@
 
 from concurrent.futures import Future
 from time import monotonic
+from unittest.mock import Mock
 
 import pytest
 
@@ -44,12 +45,6 @@ class Client:
     def release(self, _loaded): ...
 
 
-class Telemetry:
-    """Nobody is told."""
-
-    def decided(self, _ask, _decision): ...
-
-
 @pytest.fixture
 def client():
     return Client()
@@ -59,9 +54,7 @@ def chooses(client, *groups):
     """A gate of an engine whose layers form these groups."""
     facts = Facts(Namespace(model="llama", chunk_tokens=CHUNK), TOKENS_ONLY, groups, step_tokens=0)
     settings = EngineSettings(socket="/run/tiertune/store.sock")
-    return EngineGate(
-        client, PrefillCost(seconds_per_flop=TOKEN_S), Telemetry(), facts, settings, chunk_bytes=CHUNK_BYTES
-    )
+    return EngineGate(client, PrefillCost(seconds_per_flop=TOKEN_S), facts, settings, chunk_bytes=CHUNK_BYTES)
 
 
 WHOLE = Group(0, CHUNK, None)
@@ -81,7 +74,7 @@ def arrives(backlog, request, tiers, costs=COSTS, room=None):
     backlog.arrived(request, PROMPT)
     reply = Future()
     reply.set_result(LookupReply(1, list(tiers), costs, {}, room=room))
-    return Ask(request, PROMPT, [bytes([place]) for place in range(10)], [], reply, monotonic())
+    return Ask(request, PROMPT, [bytes([place]) for place in range(10)], [], reply, monotonic(), Mock())
 
 
 def prefetched(gate, backlog, tiers, request="a", **more):

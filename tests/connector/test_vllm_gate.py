@@ -24,7 +24,7 @@ def engine(groups=1, ahead=0):
     same = [Group(index, TOKENS, None) for index in range(groups)]
     facts = Facts(Namespace(model="llama", chunk_tokens=TOKENS), TOKENS_ONLY, same, step_tokens=0, ahead=ahead)
     prefill = PrefillCost(seconds_per_flop=1e-3)
-    return EngineGate(Mock(), prefill, Mock(), facts, SETTINGS, chunk_bytes=groups * BYTES)
+    return EngineGate(Mock(), prefill, facts, SETTINGS, chunk_bytes=groups * BYTES)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def ask(tiers, remote, settings=None):
     """A request of 300 tokens that the store has answered."""
     reply = Future()
     reply.set_result(LookupReply(1, tiers, {"dram": FAST} | ({"remote": remote} if remote else {}), settings or {}))
-    return Ask("a", 300, [bytes([place]) for place in range(4)], [], reply, 0.0)
+    return Ask("a", 300, [bytes([place]) for place in range(4)], [], reply, 0.0, Mock())
 
 
 def choose(gate, tiers, remote, *, own=0, backlog_s=0.0, prefills=0):

@@ -8,11 +8,13 @@ import pytest
 from tiertune_connector.cost import GateDecision
 from tiertune_connector.cost.gate import Candidate, Reason
 from tiertune_connector.protocol.messages import LookupReply, Side, brief
+from tiertune_connector.tracing import RequestTrace
 from tiertune_connector.vllm.lookups import PATIENCE_S, Lookups
 
 CHUNK = 64
 LOAD_S = 2.0
 KEYS = [bytes([n]) * 36 for n in range(4)]
+TRACE = "a", None, 266, 4, 0.0, 0
 
 
 class Reply(Future[LookupReply]):
@@ -90,7 +92,7 @@ def nothing_staged(_key):
 
 
 def expect(lookups, request="a", sides=()):
-    return lookups.expect(request, len(KEYS) * CHUNK + 10, KEYS, list(sides), b"t" * 16)
+    return lookups.expect(request, len(KEYS) * CHUNK + 10, KEYS, list(sides), b"t" * 16, trace=RequestTrace(*TRACE))
 
 
 def fetched(lookups, ask):
@@ -124,7 +126,7 @@ def test_the_whole_prompt_is_asked_for_when_the_request_comes(lookups, client):
 @pytest.mark.parametrize(("backlog_s", "least_s"), [(0.0, 0.05), (0.02, 0.05), (2.0, 1.5)])
 def test_who_queues_lets_the_store_take_its_time(lookups, client, backlog_s, least_s):
     """What the remote tells by when the request's turn may come is in time; a backlog that is shorter takes nothing."""
-    lookups.expect("a", len(KEYS) * CHUNK + 10, KEYS, [], backlog_s=backlog_s)
+    lookups.expect("a", len(KEYS) * CHUNK + 10, KEYS, [], trace=RequestTrace(*TRACE), backlog_s=backlog_s)
     assert least_s < client.asked[0]["deadline"] < max(0.1, backlog_s)
 
 
@@ -194,7 +196,7 @@ def test_an_absent_store_is_not_waited_for(lookups, client):
 
 def test_a_prompt_without_a_whole_chunk_is_not_asked_for(lookups, client):
     """Nothing of it could be held anywhere."""
-    assert lookups.expect("a", 10, [], []) is None
+    assert lookups.expect("a", 10, [], [], trace=RequestTrace(*TRACE)) is None
     assert not client.asked
 
 
@@ -237,15 +239,19 @@ def test_replies_are_told_once(lookups, client):
     assert lookups.answered() == []
 
 
-def test_it_is_known_when_a_reply_came(lookups, client, clock):
-    """Whenever it is noticed."""
+@pytest.mark.parametrize("late", [False, True])
+def test_a_trace_tells_when_the_reply_came(lookups, client, clock, late):
+    """Whenever it is noticed, and when it was decided; but nothing of a reply for which the scheduler did not wait."""
     ask = expect(lookups)
+    ask.trace.late = late
     clock.now += 0.5
-    client.replies[0].set_result(reply())
+    client.replies[0].set_result(reply("dram"))
     came = clock.now
     clock.now += 0.5
-    (ask,) = lookups.answered()
-    assert ask.replied_at == came
+    assert lookups.answered() == [ask]
+    assert (ask.trace.looked_up_at, ask.trace.tiers) == ((0.0, ()) if late else (came, ["dram"]))
+    lookups.settled(ask, 0, nothing_staged)
+    assert (ask.trace.decided_at, ask.trace.decision) == (clock.now, ask.decision)
 
 
 def test_a_reply_that_has_come_is_taken(lookups, client, gate):

@@ -15,10 +15,15 @@ from tiertune_connector.vllm import regions
 ENGINE = """
 import os, sys
 from tiertune_connector.vllm import regions
-regions.hold(os.open(sys.argv[1], os.O_RDWR))
+regions.hold(os.open(sys.argv[1], os.O_RDWR), 0)
 print("held", flush=True)
 sys.stdin.read()
 """
+
+
+@pytest.fixture(autouse=True)
+def shared_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(regions, "SHARED_MEMORY", tmp_path)
 
 
 @pytest.fixture
@@ -41,8 +46,8 @@ def test_where_nothing_can_be_locked_an_engine_starts_all_the_same(tmp_path, reg
 
     path = region()
     monkeypatch.setattr(fcntl, "flock", refused)
-    assert regions.sweep(tmp_path) == []
-    with regions.making(tmp_path):
+    assert regions.sweep() == []
+    with regions.making():
         assert path.exists()
 
 
@@ -56,9 +61,9 @@ def test_where_nothing_may_be_opened_an_engine_starts_all_the_same(tmp_path, reg
         return opened(path, *arguments, **named)
 
     monkeypatch.setattr(os, "open", refused)
-    assert regions.sweep(tmp_path) == []
-    assert regions.held("a", tmp_path) == [path]
-    with regions.making(tmp_path):
+    assert regions.sweep() == []
+    assert regions.held("a") == [path]
+    with regions.making():
         assert path.exists()
 
 
@@ -71,7 +76,8 @@ def test_another_users_file_beside_a_dead_engines_region_stays(tmp_path):
     others.touch()
     code = "import os, sys; from pathlib import Path; from tiertune_connector.vllm import regions\n"
     code += "folder, path = map(Path, sys.argv[1:]); descriptor = os.open(folder, os.O_RDONLY); os.fchdir(descriptor)\n"
-    code += "os.setgid(65534); os.setuid(65534); Path(path.name).touch(); print(regions.sweep(Path()))"
+    code += "os.setgid(65534); os.setuid(65534); Path(path.name).touch()\n"
+    code += "regions.SHARED_MEMORY = Path(); print(regions.sweep())"
     command = [sys.executable, "-c", code, str(tmp_path), str(path)]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     assert told.stdout == f"[PosixPath('{path.name}')]\n", told.stderr
@@ -87,10 +93,10 @@ def test_a_dead_engines_region_is_removed_and_a_live_ones_stays(tmp_path, region
         [sys.executable, "-c", ENGINE, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert engine.stdout.readline() == "held\n"
-    assert regions.sweep(tmp_path) == []
+    assert regions.sweep() == []
     engine.kill()
     engine.communicate()
-    assert regions.sweep(tmp_path) == [path]
+    assert regions.sweep() == [path]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,7 +104,7 @@ def test_other_files_stay(tmp_path, region):
     """Those of vLLM's own offloading, which holds no lock, and anything else."""
     others = [region(name="someone"), tmp_path / "tiertune-x.mmap"]
     others[-1].touch()
-    assert regions.sweep(tmp_path) == []
+    assert regions.sweep() == []
     assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
@@ -107,7 +113,7 @@ def test_another_users_region_is_not_used(region, monkeypatch):
     path = region()
     monkeypatch.setattr(os, "getuid", lambda: 4242)
     with path.open() as file, pytest.raises(PermissionError, match=f"{path}, .* is another user's: remove it"):
-        regions.hold(file.fileno())
+        regions.hold(file.fileno(), 0)
 
 
 def test_another_users_region_is_not_taken_for_this_engines_and_stays(tmp_path, region, monkeypatch):
@@ -117,46 +123,46 @@ def test_another_users_region_is_not_taken_for_this_engines_and_stays(tmp_path, 
     """
     path = region()
     with path.open() as file:
-        regions.hold(file.fileno())
-        assert regions.held("a", tmp_path) == [path]
+        regions.hold(file.fileno(), 0)
+        assert regions.held("a") == [path]
         monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
-        assert regions.held("a", tmp_path) == []
-    assert regions.sweep(tmp_path) == []
+        assert regions.held("a") == []
+    assert regions.sweep() == []
 
 
 def test_nothing_is_removed_while_an_engine_makes_its_region(tmp_path, region):
     """It may be about to open, and then hold, a file of its name that lies there."""
     stale = region("dead")
-    with regions.making(tmp_path):
-        assert regions.sweep(tmp_path) == []
-    assert regions.sweep(tmp_path) == [stale]
+    with regions.making():
+        assert regions.sweep() == []
+    assert regions.sweep() == [stale]
 
 
 def test_engines_make_their_regions_side_by_side(tmp_path, monkeypatch):
     """They wait for a sweep alone, and not for ever."""
     waits = []
     monkeypatch.setattr(locks.time, "sleep", waits.append)
-    with regions.making(tmp_path), regions.making(tmp_path):
+    with regions.making(), regions.making():
         assert waits == []
     monkeypatch.setattr(regions, "MAKING_S", 0.01)
     folder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
-    with regions.making(tmp_path):
+    with regions.making():
         assert waits
         os.close(folder)
 
 
 def test_ranks_leave_word_to_the_scheduler(tmp_path, region):
     """The same word is the same wherever it is left; of ranks without one, and without a region, nothing is known."""
-    assert regions.notes("a", 3, tmp_path) == []
+    assert regions.notes("a", 3) == []
 
     def left(engine: str) -> list[str]:
         with region(engine).open("r+b") as file:
             file.truncate(4096)
-            regions.hold(file.fileno())
+            regions.hold(file.fileno(), 0)
             regions.note(file.fileno(), 1, f"of {engine}")
             regions.note(file.fileno(), 2, "alike")
-            return regions.notes(engine, 3, tmp_path)
+            return regions.notes(engine, 3)
 
     (none, of_a, alike), (_, of_b, same) = left("a"), left("b")
     assert none == ""

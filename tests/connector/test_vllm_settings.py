@@ -6,45 +6,41 @@ from pathlib import Path
 
 import pytest
 
-from tiertune_connector.cost import TOKENS_ONLY
-from tiertune_connector.keys import Namespace
 from tiertune_connector.serve import embedded
-from tiertune_connector.vllm.facts import Facts, Group
 from tiertune_connector.vllm.settings import EngineSettings, for_vllm, parse
 from tiertune_connector.vllm.sizes import plan
 
 EXTRA = {"socket": "/run/tiertune/store.sock", "staging": "64MiB", "chunk_tokens": 256}
 PLAN = plan((16,), 65536, batched_tokens=2048, prompt_tokens=4096, chunk_tokens=256)
-FACTS = Facts(Namespace(model="m", chunk_tokens=256), TOKENS_ONLY, (Group(0, 256, None),), step_tokens=2048)
 
 
 def test_vllm_gets_its_own_keys_from_ours():
     """Sizes become bytes and blocks, generated tokens are stored too, and one tier stands behind staging."""
-    made = for_vllm(EXTRA, FACTS, PLAN)
+    made = for_vllm(EXTRA, PLAN)
     assert made["cpu_bytes_to_use"] == 64 << 20
     assert made["blocks_per_chunk"] == 256 // 16
     assert made["offload_prompt_only"] is False
     (tier,) = made["secondary_tiers"]
     assert tier["type"] == "TierTuneTier"
-    assert tier["facts"] is FACTS
+    assert tier["settings"] == parse(EXTRA)
 
 
 def test_staging_that_is_left_out_comes_from_the_plan():
     """The formula decides where the operator does not."""
-    made = for_vllm({"socket": "x"}, None, PLAN)
+    made = for_vllm({"socket": "x"}, PLAN)
     assert made["cpu_bytes_to_use"] == PLAN.staging_bytes
 
 
 def test_translating_twice_changes_nothing():
     """Worker, scheduler and API server may each translate the same configuration, the last without a plan."""
-    once = for_vllm(EXTRA, FACTS, PLAN)
-    assert for_vllm(once, FACTS, PLAN) == once
-    assert for_vllm(once, FACTS, None) == once
+    once = for_vllm(EXTRA, PLAN)
+    assert for_vllm(once, PLAN) == once
+    assert for_vllm(once, None) == once
 
 
 def test_vllms_own_keys_pass_through():
     """Those that do not follow from ours are left as they are."""
-    made = for_vllm({**EXTRA, "eviction_policy": "arc", "self_describing_kv_events": True}, None, PLAN)
+    made = for_vllm({**EXTRA, "eviction_policy": "arc", "self_describing_kv_events": True}, PLAN)
     assert made["eviction_policy"] == "arc"
     assert made["self_describing_kv_events"] is True
 

@@ -4,6 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
+from connector.traces import Sink
 from tiertune_connector.client.store_client import Loaded
 from tiertune_connector.cost import Candidate, GateDecision, Reason
 from tiertune_connector.profile.steps import Steps
@@ -61,43 +62,32 @@ def ask(*, group="fetched", tier="remote", decided=True):
     reply.set_result(LookupReply(1, [tier] * 4, {}, {}, group=group))
     candidate = Candidate(tier, 4, 0, Reason.OFF, 0.1, 0.2)
     decision = GateDecision(0, tier, Reason.OFF, 0.1, 0.2, (candidate,)) if decided else None
-    return Ask("r", PROMPT, [], [], reply, 100.0, decision=decision, reports=[REPORT])
+    return Ask("r", PROMPT, [], [], reply, 100.0, RequestTrace(*TRACE, reports=[REPORT]), decision=decision)
 
 
-def traced(told, request):
-    """What spans are made of, once the request has ended."""
-    trace = RequestTrace(*TRACE)
-    told.finished(request, trace)
-    (ended,) = told.tracing._ended
-    assert ended is trace
-    return trace
+@pytest.fixture
+def sink(told):
+    """Where traces end."""
+    told.tracing.sink = Sink()
+    return told.tracing._ended
 
 
-def test_a_trace_tells_when_the_reply_came(told):
-    """Its coming is noticed at a step's end only, in which it may have been decided."""
-    one = ask(tier="dram")
-    one.replied_at = 106.0
-    told.answered(one)
-    told.decided(one, one.decision)
-    trace = traced(told, one)
-    assert (trace.looked_up_at, trace.tiers, trace.late, trace.nothing) == (106.0, ["dram"] * 4, False, "")
-    assert (trace.decided_at, trace.decision) == (107.5, one.decision)
-
-
-def test_an_answer_that_comes_too_late_changes_no_trace(told):
-    """The request has gone on without it."""
+def test_an_answer_that_comes_too_late_changes_no_trace(told, sink):
+    """The request has gone on without it, and its trace tells until when it waited."""
     one = ask(decided=False)
     one.wanted_at = 100.0
     told.settled(one)
-    one.replied_at = 109.0
     told.answered(one)
-    trace = traced(told, one)
+    told.finished(one, one.trace)
+    (trace,) = sink
     assert (trace.looked_up_at, trace.tiers, trace.late) == (107.5, (), True)
 
 
-def test_a_request_that_the_store_was_not_asked_about_is_traced_all_the_same(told):
+def test_a_request_that_the_store_was_not_asked_about_is_traced_all_the_same(told, sink):
     """It waited for nothing."""
-    assert traced(told, None) == RequestTrace(*TRACE)
+    trace = RequestTrace(*TRACE)
+    told.finished(None, trace)
+    assert list(sink) == [trace] == [RequestTrace(*TRACE)]
 
 
 @pytest.mark.parametrize("group", ["held", "fetched"])
@@ -137,7 +127,8 @@ def fetching():
         Candidate(tier, chunks, chunks, Reason.CHEAPER, 0.1, 0.2) for tier, chunks in (("dram", 1), ("remote", 2))
     )
     decision = GateDecision(4, "remote", Reason.CHEAPER, 0.2, 0.4, candidates)
-    return Ask("r", PROMPT, CHAIN, [], reply, 100.0, wanted_at=100.0, decision=decision, cut_tokens=4 * CHUNK)
+    trace = RequestTrace(*TRACE)
+    return Ask("r", PROMPT, CHAIN, [], reply, 100.0, trace, wanted_at=100.0, decision=decision, cut_tokens=4 * CHUNK)
 
 
 def load(*done, keys=(b"b", b"c", b"d")):
@@ -267,5 +258,5 @@ def test_a_trace_tells_when_a_load_ended(told):
     request = fetching()
     told.loaded(request, load(b"b", b"c", b"d"))
     told.begun(request, 4 * CHUNK)
-    trace = traced(told, request)
+    trace = request.trace
     assert (trace.loaded_at, [report.tier for report in trace.reports]) == (100.5, ["dram", "remote"])

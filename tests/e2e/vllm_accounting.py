@@ -13,7 +13,7 @@ from tiertune_connector.vllm.telemetry import Telemetry
 TIMED = {
     Steps: ("given", "output", "measured"),
     Tracing: ("arrived",),
-    Telemetry: ("answered", "decided", "settled", "begun", "loaded", "stored", "finished", "first_token", "changes"),
+    Telemetry: ("answered", "settled", "begun", "loaded", "stored", "finished", "first_token", "changes"),
 }
 
 

@@ -104,7 +104,7 @@ class Child:
 
         def copy(connector: Any, metadata: Any) -> None:
             del TierTuneConnector.handle_preemptions
-            _wait(tier._transfers._all_over)
+            _wait(lambda: all(job.over for job in tier._transfers._jobs.values()))
             connector.handle_preemptions(metadata)
 
         def reset() -> None:

@@ -437,14 +437,14 @@ class TestExchangedPastVllm:
     def test_other_files_are_other_weights(self, made, method):
         """The model's folder has been written anew since the engine started."""
         engine, call, parted = made()
-        write_model(Path(engine._vllm_config.model_config.model), seed=1)
+        write_model(Path(engine.vllm_config.model_config.model), seed=1)
         call(method)
         assert parted
 
     def test_files_that_cannot_be_read_are_other_weights(self, made):
         """The folder is gone."""
         engine, call, parted = made()
-        shutil.rmtree(engine._vllm_config.model_config.model)
+        shutil.rmtree(engine.vllm_config.model_config.model)
         call("reload_weights")
         assert parted
 
@@ -460,10 +460,10 @@ class TestExchangedPastVllm:
     def test_a_hubs_branch_may_have_other_files_by_now(self, made, tmp_path, commit, same):
         """The commit in the hub's cache, where the worker has just had it from, decides."""
         engine, call, parted = made()
-        model, hub = engine._vllm_config.model_config, tmp_path / "hub"
-        engine._vllm_config.load_config.download_dir = str(hub)
+        model, hub = engine.vllm_config.model_config, tmp_path / "hub"
+        engine.vllm_config.load_config.download_dir = str(hub)
         model.model, model.revision, model.hf_config._commit_hash = "maker/llama", None, "c0ffee"
-        engine._weights = identity.known_weights(engine._vllm_config)
+        engine._weights = identity.known_weights(engine.vllm_config)
         if commit:
             kept = hub / "models--maker--llama"
             for path, text in ((f"snapshots/{commit}/config.json", "{}"), ("refs/main", commit)):

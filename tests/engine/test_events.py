@@ -2,6 +2,7 @@
 
 from collections import Counter
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from vllm.config import KVEventsConfig
@@ -14,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import Gr
 from vllm.v1.kv_offload.base import Medium, OffloadingEvent, OffloadingKVEventsConfig, make_offload_key
 
 from engine.scheduler import tokens
-from tiertune_connector.vllm.events import describe
+from tiertune_connector.vllm.offloading import Offloading
 
 BLOCK, PER_CHUNK, CHUNKS = 4, 2, 3
 HASHES = [bytes([number]) * 32 for number in range(BLOCK * PER_CHUNK * CHUNKS // BLOCK)]
@@ -48,6 +49,7 @@ def scheduler(describing):
     return SimpleNamespace(
         config=SimpleNamespace(kv_group_configs=(group,)),
         _req_status={"r": status},
+        manager=Mock(),
         _events_tracker=OffloadingEventsTracker(OffloadingKVEventsConfig(True, describing)),
     )
 
@@ -59,7 +61,7 @@ def told(scheduler, *, removed=False):
 
 def test_a_loaded_chunk_is_announced_with_its_tokens_and_blocks(scheduler):
     """And its removal names the blocks that were announced."""
-    describe(scheduler, "r", KEYS[1:])
+    Offloading(scheduler).describe("r", KEYS[1:])
     stored, removed = told(scheduler), told(scheduler, removed=True)
     assert all(isinstance(event, BlockStored) and event.block_size == BLOCK for event in stored)
     assert [event.token_ids for event in stored] == [list(range(8, 16)), list(range(16, 24))]
@@ -76,14 +78,14 @@ def test_without_it_vllm_announces_no_tokens(scheduler):
 
 def test_of_a_request_that_is_gone_nothing_is_known(scheduler):
     """It raises nothing."""
-    describe(scheduler, "another", KEYS)
+    Offloading(scheduler).describe("another", KEYS)
     assert told(scheduler)[0].token_ids == []
 
 
 @pytest.mark.parametrize("describing", [False])
 def test_it_does_nothing_where_events_are_not_self_describing(scheduler):
     """Nothing is kept that no event would take along."""
-    describe(scheduler, "r", KEYS)
+    Offloading(scheduler).describe("r", KEYS)
     assert scheduler._events_tracker._pending_event_metadata == {}
 
 

@@ -195,7 +195,7 @@ def test_a_load_that_is_over_puts_its_request_off_no_more(engine, prompt, comes,
         fails(engine, chunks=4)
     asked = engine.request("b", prompt)
     engine.begin_load(asked)
-    wait_until(engine.tier._transfers._all_over)
+    wait_until(lambda: all(job.over for job in engine.tier._transfers._jobs.values()))
     assert engine.connector.get_num_new_matched_tokens(asked, 0) == matched
 
 

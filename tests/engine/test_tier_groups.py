@@ -2,6 +2,7 @@
 
 from concurrent.futures import Future
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ def test_each_full_groups_chunks_are_handled(engines):
     engine = engines(layers=mostly_full)
     reply = Future()
     reply.set_result(LookupReply(1, ["dram"] * 4, {"dram": FetchEstimate(0.0, 0.02, 1e15)}, {}))
-    decision = engine.tier.gate.decide(Ask("a", 300, [], [], reply, 0.0), 0)
+    decision = engine.tier.gate.decide(Ask("a", 300, [], [], reply, 0.0, Mock()), 0)
     assert decision.fetch_s == pytest.approx(4 * 3 * 0.02)
 
 

@@ -43,7 +43,7 @@ def test_the_gate_knows_who_else_is_on_the_engine(engine, prompt):
     assert [each.prefills for each in engine.ask("c").decision.candidates] == [2]
     engine.tier.given([("b", 0, 300)])
     assert engine.tier.gate.backlog.others("c") == 2
-    engine.tier.output()
+    engine.tier.telemetry.steps.output()
     assert engine.tier.gate.backlog.others("c") == 1
 
 
@@ -81,14 +81,14 @@ def test_what_a_step_computes_is_done_when_its_output_comes(engine, monkeypatch)
     engine.tier.given([("a", 200, 300)])
     engine.tier.given([])
     assert backlog_s("b") == whole_s
-    engine.tier.output()
+    engine.tier.telemetry.steps.output()
     assert 0 < backlog_s("b") < whole_s
     assert told == []
     engine.tier.given([("a", 300, 301), ("b", 0, 300)])
-    engine.tier.output()
+    engine.tier.telemetry.steps.output()
     assert (backlog_s("b"), told) == (0.0, ["a"])
-    engine.tier.output()
-    engine.tier.output()
+    engine.tier.telemetry.steps.output()
+    engine.tier.telemetry.steps.output()
     assert told == ["a", "b"]
     assert engine.tier.gate.backlog.others("") == 0
 
@@ -102,7 +102,7 @@ def test_a_step_of_a_request_that_ended_tells_nothing_of_another_of_its_name(eng
     monkeypatch.setattr(engine.tier.telemetry, "first_token", lambda ask: told.append(ask.request))
     del engine.scheduler._req_status["a"]
     engine.request("a", tokens(300, seed=2))
-    engine.tier.output()
+    engine.tier.telemetry.steps.output()
     assert engine.tier.gate.backlog.others("") == 1
     assert told == []
 

@@ -31,7 +31,7 @@ CLOSE_S = 2.0
 class Tracing:
     """Hands on what happened to requests to ``sink``, which another thread calls.
 
-    Without one nothing is written down, and no thread runs. No method blocks or raises.
+    Without one nothing is kept, and no thread runs. No method blocks or raises.
     """
 
     sink: "OtlpSink | None" = None
@@ -43,15 +43,14 @@ class Tracing:
         if self.sink is not None:
             self._thread.start()
 
-    def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> RequestTrace | None:
+    def arrived(self, request: str, headers: object, prompt_tokens: int, chunks: int) -> RequestTrace:
         """A request has come, and its lookup of ``chunks`` goes out; ``headers`` is its trace context, if any."""
-        if self.sink is None:
-            return None
         return RequestTrace(brief(request), headers, prompt_tokens, chunks, time.monotonic(), time.time_ns())
 
-    def ended(self, trace: RequestTrace) -> None:
-        """Nothing more will come of the request."""
-        self._ended.append(trace)
+    def ended(self, trace: RequestTrace | None) -> None:
+        """Nothing more will come of the request; None: it had hardly come."""
+        if self.sink is not None and trace is not None:
+            self._ended.append(trace)
 
     def close(self) -> None:
         """Send what can be sent within two seconds, and drop the rest."""

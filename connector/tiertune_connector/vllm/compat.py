@@ -6,9 +6,8 @@
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial, wraps
-from operator import methodcaller
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -62,18 +61,16 @@ class Engine:
         check_version(allow_untested=self.settings.allow_untested)
         check_hosts(vllm_config)
         check_model(vllm_config, kv_cache_config)
-        self._vllm_config, self._kv_cache_config = vllm_config, kv_cache_config
+        self.vllm_config, self._kv_cache_config = vllm_config, kv_cache_config
         self._plan = self._planned()
-        translate(vllm_config, plan=self._plan)
+        translate(vllm_config, self._plan)
         self.config = build_offloading_config(vllm_config, kv_cache_config)
         found = [
             Group(group.group_id, tokens, _window_chunks(identity.layer_spec(kv_cache_config, group.group_id), tokens))
-            for group in self.config.groups
-            for tokens in [group.tokens_per_block * self.config.cache.blocks_per_chunk]
+            for group, tokens in zip(self.config.groups, self._plan.chunk_tokens, strict=True)
         ]
         # The store follows one chain of chunks: that of a group whose hits are prefixes, if there is one.
-        self._order = sorted(range(len(found)), key=lambda place: found[place].window_chunks is not None)
-        self.groups = tuple(found[place] for place in self._order)
+        self.groups = tuple(sorted(found, key=lambda group: group.window_chunks is not None))
         """First the group whose chunks make the chain."""
         self._tenant_key = os.fsencode(os.environ.get(TENANT_KEY, ""))
         self.adapters = AdapterDigests(identity.adapters(vllm_config))
@@ -105,7 +102,8 @@ class Engine:
             format_size(own or planned.staging_bytes),
         )
         facts = self.facts()
-        translate(self._vllm_config, facts, planned)
+        (tier,) = self.vllm_config.kv_transfer_config.kv_connector_extra_config["secondary_tiers"]
+        tier["facts"] = facts
         self._weights, self._exchanged, self._lost = facts.namespace.weights, exchanged, lost
         _hearing.add(self)
         _listen()
@@ -113,10 +111,6 @@ class Engine:
     def next_epoch(self) -> None:
         """What was stored so far is no longer found."""
         self._epoch = os.urandom(EPOCH_BYTES)
-
-    def hears(self, core: Any) -> bool:  # noqa: ANN401 (vLLM's EngineCore)
-        """Whether ``core`` is this engine's; a MultiConnector gives its connectors a copy of the configuration."""
-        return core.vllm_config.scheduler_config is self._vllm_config.scheduler_config
 
     def called(self, method: str, *, plainly: bool) -> None:
         """The workers were called by ``method``, ``plainly`` if without arguments and all did it.
@@ -130,7 +124,7 @@ class Engine:
         if ("weight" not in name and name not in RELOADING) or name in KEEPING:
             return
         if not self.exchanges_weights:
-            if plainly and name in RELOADING and identity.still_has(self._vllm_config, self._weights):
+            if plainly and name in RELOADING and identity.still_has(self.vllm_config, self._weights):
                 return
             logger.warning(
                 "TierTune: %s gave this engine other weights, or may have: until it is started again it shares chunks"
@@ -171,22 +165,22 @@ class Engine:
         """What the tier must know about the engine."""
         return Facts(
             namespace=identity.namespace(
-                self._vllm_config,
+                self.vllm_config,
                 self._kv_cache_config,
                 self.config,
                 self.groups[0].chunk_tokens,
                 self.settings.epoch,
                 splits=regions.notes(self.config.engine_id, self.config.parallel.world_size),
             ),
-            shape=model_shape(self._vllm_config),
+            shape=model_shape(self.vllm_config),
             groups=self.groups,
-            step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
+            step_tokens=self.vllm_config.scheduler_config.max_num_batched_tokens,
             decode_tokens=1 + self.drafts,
-            ahead=self._vllm_config.max_concurrent_batches - 1,
+            ahead=self.vllm_config.max_concurrent_batches - 1,
         )
 
-    def prompt(self, request: Request, keys: Sequence[list[OffloadKey]], most: int | None = None) -> Prompt:
-        """What the tier must know about a request; ``keys`` by group in vLLM's order, as `prompt_keys` gives them.
+    def prompt(self, request: Request, keys: Mapping[int, list[OffloadKey]], most: int | None = None) -> Prompt:
+        """What the tier must know about a request; ``keys`` by group, as `Offloading.asked` gives them.
 
         At most ``most`` tokens may be loaded for it: if these are no chunk of some group, vLLM loads nothing.
         """
@@ -199,7 +193,7 @@ class Engine:
         loads = most is None or most >= max(group.chunk_tokens for group in self.groups)
         return Prompt(
             tokens=request.num_prompt_tokens,
-            keys=[keys[place] for place in self._order],
+            keys=[keys[group.index] for group in self.groups],
             suffix=(adapter or b"") + self._epoch,
             stands=partial(self.adapters.stands, request.lora_request, adapter),
             tenant=tenant_digest(salt, self._tenant_key),
@@ -209,12 +203,12 @@ class Engine:
         )
 
     def _planned(self) -> SizePlan:
-        config = build_offloading_config(self._vllm_config, self._kv_cache_config)
+        config = build_offloading_config(self.vllm_config, self._kv_cache_config)
         planned = plan(
             [group.tokens_per_block for group in config.groups],
             config.worker_kv_bytes_per_block * (1 if config.replicated_layout else config.parallel.world_size),
-            batched_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
-            prompt_tokens=self._vllm_config.model_config.max_model_len,
+            batched_tokens=self.vllm_config.scheduler_config.max_num_batched_tokens,
+            prompt_tokens=self.vllm_config.model_config.max_model_len,
             chunk_tokens=self.settings.chunk_tokens,
         )
         own = self.settings.staging
@@ -229,6 +223,12 @@ class Engine:
 
 _hearing = WeakSet[Engine]()
 """This process's engines."""
+
+
+def _engines(core: Any) -> list[Engine]:  # noqa: ANN401 (vLLM's EngineCore)
+    """Those of ``core``; a MultiConnector gives its connectors a copy of the configuration."""
+    own = core.vllm_config.scheduler_config
+    return [engine for engine in _hearing if engine.vllm_config.scheduler_config is own]
 
 
 @cache
@@ -246,7 +246,7 @@ def _listen() -> None:
     @wraps(load)  # vLLM reads its parameters' types
     def add_lora(core: Any, lora_request: LoRARequest) -> bool:  # noqa: ANN401 (vLLM's EngineCore)
         with contextlib.ExitStack() as loading:
-            for engine in filter(methodcaller("hears", core), tuple(_hearing)):
+            for engine in _engines(core):
                 loading.enter_context(engine.adapters.loading(lora_request))
             return load(core, lora_request)
 
@@ -257,24 +257,24 @@ def _listen() -> None:
             answers = call(core, method, timeout, args, kwargs)
             done = True
         finally:  # what failed may have loaded some
-            for engine in filter(methodcaller("hears", core), tuple(_hearing)):
+            for engine in _engines(core):
                 engine.called(name, plainly=done and not args and not kwargs)
         return answers
 
     @wraps(fail)
     def on_fault(sentinel: Any, exc: Exception) -> None:  # noqa: ANN401 (vLLM's)
         fail(sentinel, exc)
-        for engine in filter(methodcaller("hears", sentinel.engine), tuple(_hearing)):
+        for engine in _engines(sentinel.engine):
             engine.faulted()
 
     EngineCore.add_lora, EngineCore.collective_rpc = add_lora, collective_rpc
     EngineCoreSentinel.on_fault = on_fault
 
 
-def translate(vllm_config: VllmConfig, facts: Facts | None = None, plan: SizePlan | None = None) -> None:
+def translate(vllm_config: VllmConfig, plan: SizePlan | None = None) -> None:
     """Write into vLLM's configuration what follows from ours; without ``plan``, enough for its metrics."""
     transfer = vllm_config.kv_transfer_config
-    transfer.kv_connector_extra_config = for_vllm(transfer.kv_connector_extra_config, facts, plan)
+    transfer.kv_connector_extra_config = for_vllm(transfer.kv_connector_extra_config, plan)
     transfer.kv_load_failure_policy = "recompute"
 
 
@@ -358,12 +358,10 @@ def model_shape(vllm_config: VllmConfig) -> ModelShape:
 
 def scheduled(output: SchedulerOutput) -> Iterator[tuple[str, int, int]]:
     """(request, first token, end token) of every request in the step."""
-    counts = output.num_scheduled_tokens
-    for new in output.scheduled_new_reqs:
-        yield new.req_id, new.num_computed_tokens, new.num_computed_tokens + counts[new.req_id]
-    cached = output.scheduled_cached_reqs
-    for request, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
-        yield request, computed, computed + counts[request]
+    new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
+    present = zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+    for request, first in (*((one.req_id, one.num_computed_tokens) for one in new), *present):
+        yield request, first, first + output.num_scheduled_tokens[request]
 
 
 def room(staging: CPUOffloadingManager) -> int:

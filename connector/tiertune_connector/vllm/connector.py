@@ -4,15 +4,17 @@
 # Where mypy runs, vLLM is not installed.
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
-from vllm.config import VllmConfig
+from vllm.config import KVTransferConfig, VllmConfig, get_current_vllm_config_or_none
 from vllm.distributed.kv_events import KVCacheEvent
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats, PromMetric
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -21,8 +23,9 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from tiertune_connector.vllm import compat, events, metrics, neighbours, turns
+from tiertune_connector.vllm import compat, metrics
 from tiertune_connector.vllm.offloading import Offloading
+from tiertune_connector.vllm.probes import UnsupportedError
 from tiertune_connector.vllm.step_timing import STEP, StepMetadata, WorkerTiming
 from tiertune_connector.vllm.tier import TierTuneTier
 
@@ -40,12 +43,11 @@ class TierTuneConnector(OffloadingConnector):
     """The scheduler's side has it; a worker has none."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
-        neighbours.check()
+        _check_neighbours()
         self._engine = compat.Engine(vllm_config, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             self._engine.tell_tier(self.reset_cache, self._lose_steps)
         super().__init__(vllm_config, role, kv_cache_config)
-        self._announced = events.Announced()
         self._timing = WorkerTiming(())
         if self.connector_scheduler is not None:
             manager = self.connector_scheduler.manager
@@ -60,15 +62,13 @@ class TierTuneConnector(OffloadingConnector):
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
-        if self._engine.drafts:
-            turns.guard(kv_cache_manager.coordinator)
+        self._offloading.keep_apart(kv_cache_manager.coordinator)
         kv_cache_manager.reset_prefix_cache = partial(self._reset, kv_cache_manager.reset_prefix_cache)
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
         name = request.request_id
-        keys, most = self._offloading.prompt_keys(name), self._offloading.most_loaded(name)
-        self.tier.expect(name, self._engine.prompt(request, keys, most))
+        self.tier.expect(name, self._engine.prompt(request, *self._offloading.asked(name)))
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """As vLLM's, but in constant time while the store has not answered, or a load is under way."""
@@ -115,14 +115,13 @@ class TierTuneConnector(OffloadingConnector):
             self.tier.part()
         with self._offloading.emptied():
             done = super().reset_cache()
-        self._announced.emptied(self.connector_scheduler)
         self.tier.promoted.clear()
         return done
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Ends a step: vLLM calls this for every output, but `update_connector_output` not for empty ones."""
         if self.connector_scheduler is not None:
-            self.tier.output()
+            self.tier.telemetry.steps.output()
         return super().get_kv_connector_stats()
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -144,8 +143,8 @@ class TierTuneConnector(OffloadingConnector):
     def take_events(self) -> Iterable[KVCacheEvent]:
         promoted, self.tier.promoted = self.tier.promoted, []
         for request, keys in promoted:
-            events.describe(self.connector_scheduler, request, keys)
-        return self._announced.told(super().take_events())
+            self._offloading.describe(request, keys)
+        return self._offloading.told(super().take_events())
 
     def _lose_steps(self) -> None:
         self.tier.telemetry.steps.lost()
@@ -166,3 +165,32 @@ class TierTuneConnector(OffloadingConnector):
         compat.translate(vllm_config)
         metrics.unregister()
         return super().build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def _check_neighbours() -> None:
+    """Raises UnsupportedError beside another `OffloadingConnector`, even one of TierTune.
+
+    Workers alone know what is beside them.
+
+    Both count under the same names, at which the API server ends. And vLLM's may copy blocks to its own staging while
+    TierTune's loads into them: 0.32 orders copies within a connector only (`Offloading.allocated` does more for ours).
+    """
+    whole = get_current_vllm_config_or_none()
+    transfer = whole.kv_transfer_config if whole is not None else None
+    classes = _classes(transfer) if transfer is not None else ()
+    offloading = [each.__name__ for each in classes if issubclass(each, OffloadingConnector)]
+    if len(offloading) > 1:
+        raise UnsupportedError(
+            f"TierTune cannot serve in a MultiConnector with {' and '.join(offloading)}: one may store a block while"
+            " another loads into it, and they count under the same names: leave one of them out"
+        )
+
+
+def _classes(transfer: KVTransferConfig) -> Iterator[type]:
+    """Of the connectors in a `MultiConnector`, and of those in one of these, however deep."""
+    for child in transfer.kv_connector_extra_config.get("connectors", []):
+        inner = KVTransferConfig(**child)
+        found = KVConnectorFactory.get_connector_class(inner)
+        yield found
+        if issubclass(found, MultiConnector):
+            yield from _classes(inner)

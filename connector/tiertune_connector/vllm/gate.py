@@ -21,7 +21,6 @@ from tiertune_connector.protocol.reporting import DRAM
 from tiertune_connector.vllm.facts import Facts
 from tiertune_connector.vllm.lookups import Ask
 from tiertune_connector.vllm.settings import EngineSettings
-from tiertune_connector.vllm.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -104,7 +103,6 @@ class EngineGate:
 
     client: StoreClient
     prefill: PrefillCost
-    telemetry: Telemetry
     facts: Facts
     settings: EngineSettings
     chunk_bytes: int
@@ -127,7 +125,6 @@ class EngineGate:
         """How far to fetch, now that the engine wants the request and has ``own_chunks`` of it itself."""
         decision = self.decide(ask, own_chunks)
         ask.load_s = self.deadline_s(ask, decision)
-        self.telemetry.decided(ask, decision)
         parts = _parts(decision)
         if ask.prefetch is not None:  # what is missing is on its way already
             copied_s = sum(parts.pop(tier, 0.0) for tier in _near(ask.prefetch, self._within_reach(ask, own_chunks)))

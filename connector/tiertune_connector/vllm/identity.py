@@ -118,16 +118,13 @@ def namespace(
             cache.kv_cache_dtype_skip_layers,
             # Scales that an engine measures on its first prompts are its own.
             _only(config, "it measures the scales of its KV cache") if measured else "",
-            *([model.quantization_config] if model.quantization_config else []),
-            *([quantising] if (quantising := _set_by_environment(QUANTISING)) else []),
-            *([queries] if queries else []),
+            *filter(None, [model.quantization_config, _set_by_environment(QUANTISING), queries]),
         ),
         kv_layout=_layout(vllm_config, kv_cache_config, config, splits),
         parallel=_text(
             *(parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size, parallel.world_size),
             config.replicated_layout,
-            *([ranks.cp_kv_cache_interleave_size] if dealt else []),
-            *([stages] if stages else []),
+            *filter(None, [dealt and ranks.cp_kv_cache_interleave_size, stages]),
         ),
         chunk_tokens=chunk_tokens,
         hash_algorithm=algorithm,
@@ -175,10 +172,9 @@ def adapters_encode(vllm_config: VllmConfig) -> bool:
 def known_weights(vllm_config: VllmConfig) -> str:
     """Weights of the model, with what overrides its configuration or code, and of its draft model; empty if unknown."""
     model, drafts = vllm_config.model_config, vllm_config.speculative_config
-    own = _weights(model) if str(vllm_config.load_config.load_format) in FROM_FILES else ""
-    if callable(model.hf_overrides):
+    if callable(model.hf_overrides) or str(vllm_config.load_config.load_format) not in FROM_FILES:
         return ""
-    length = model.max_model_len
+    own, length = _weights(model), model.max_model_len
     overrides = [_text(each) for each in (model.hf_overrides, _other_code(model)) if each]
     parts = [own, *overrides, _media(model), _lengths(model, length)]
     if drafts is not None:
@@ -316,7 +312,7 @@ def _only(config: OffloadingConfig, reason: str) -> str:
 def _layout(
     vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadingConfig, splits: Sequence[str]
 ) -> str:
-    attention = vllm_config.attention_config
+    attention, by_kind = vllm_config.attention_config, vllm_config.attention_config.backend_per_kind
     layers = [
         [
             group.group_id,
@@ -339,8 +335,7 @@ def _layout(
         current_platform.device_type,
         _device(),
         str(attention.backend),  # those that are set, because each may fill a page in another way
-        *([_text(attention.backend_per_kind)] if attention.backend_per_kind else []),
-        *([ordered] if (ordered := _set_by_environment(ORDERING)) else []),
+        *filter(None, [by_kind and _text(by_kind), _set_by_environment(ORDERING)]),
         # A backend's kernels may be picked by what it finds when it starts, so the pages that it made are looked at.
         *splits,
         *([] if all(splits) else [_only(config, "a rank does not say how its pages are split")]),

@@ -7,14 +7,16 @@ each other's loads, would be put off again and again.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from tiertune_connector.cost import GateDecision
 from tiertune_connector.protocol.glance import Chances
-from tiertune_connector.protocol.messages import LookupReply, Own, Side, TierReport, brief
+from tiertune_connector.protocol.messages import LookupReply, Own, Side, brief
+from tiertune_connector.tracing import RequestTrace
 from tiertune_connector.units import Clock
 
 if TYPE_CHECKING:
@@ -43,13 +45,10 @@ class Ask:
     """The other groups' chunks."""
     reply: "Future[LookupReply]"
     sent_at: float
-    replied_at: float = 0.0
-    """When the reply came."""
+    trace: RequestTrace
+    """What spans are made of; what is told of the request here is written into it."""
     wanted_at: float | None = None
     """When the scheduler first wanted the request."""
-    late_at: float = 0.0
-    """When the scheduler had its answer without a reply; 0: it waited for one, or still does."""
-    decided_at: float = 0.0
     decision: GateDecision | None = None
     cut_tokens: int | None = None
     """Tokens from the prompt's head to fetch where missing; None: undecided."""
@@ -70,10 +69,6 @@ class Ask:
     """What came, until the scheduler takes it."""
     had: int | None = None
     """Leading chunks the scheduler took as computed when it began with the request; None: it has not yet."""
-    reports: "Sequence[TierReport]" = ()
-    """What was reported of the decision, once."""
-    loaded_at: float = 0.0
-    """When the load that is reported ended; 0: none is."""
     timed: bool = False
     """Its first token has been seen, or it has ended."""
 
@@ -102,6 +97,7 @@ class Lookups:
         sides: list[Side],
         tenant: bytes = b"",
         *,
+        trace: RequestTrace,
         backlog_s: float = 0.0,
     ) -> Ask | None:
         """Ask the store for a new request. Without a connection, or a whole chunk, it is recomputed: None.
@@ -114,7 +110,7 @@ class Lookups:
             request, chain, prompt_tokens=prompt_tokens, tenant=tenant, sides=sides, defer=True,
             deadline_s=STORES_SHARE * max(self.deadline_s, backlog_s),
         )  # fmt: skip
-        ask = Ask(request, prompt_tokens, chain, sides, reply, self.clock())
+        ask = Ask(request, prompt_tokens, chain, sides, reply, self.clock(), trace)
         reply.add_done_callback(lambda _: self._come(ask))
         return ask
 
@@ -170,17 +166,16 @@ class Lookups:
 
     def _come(self, ask: Ask) -> None:
         """Called on whichever thread receives."""
-        ask.replied_at = self.clock()
+        if not ask.trace.late:
+            reply = ask.reply.result()
+            ask.trace.looked_up_at, ask.trace.tiers, ask.trace.nothing = self.clock(), reply.tiers, reply.reason
         self._answered.append(ask)
 
     def _decide(self, ask: Ask, on_device: int, staged: Callable[[bytes], bool]) -> None:
-        in_staging = 0
-        for key in ask.chain[on_device:]:
-            if not staged(key):
-                break
-            in_staging += 1
+        in_staging = len(list(takewhile(staged, ask.chain[on_device:])))
         self.client.tell(Own(brief(ask.request), on_device, in_staging))
-        ask.decision = self.choose(ask, on_device + in_staging)
+        ask.decision = ask.trace.decision = self.choose(ask, on_device + in_staging)
+        ask.trace.decided_at = self.clock()
         ask.cut_tokens = ask.decision.cut * self.chunk_tokens
         ask.wanted.update(ask.chain[: ask.decision.cut])
         for side in ask.sides:

@@ -3,16 +3,19 @@
 # mypy: allow-subclassing-any, no-warn-return-any
 # Where mypy runs, vLLM is not installed.
 
-from collections.abc import Collection, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
+from vllm.v1.request import Request
 
-from tiertune_connector.vllm import turns, windows
+from tiertune_connector.vllm import windows
 
 
 class Offloading:
@@ -22,8 +25,28 @@ class Offloading:
         """``scheduler`` is its `OffloadingConnectorScheduler`; ``drafts``: tokens that the engine speculates."""
         self._scheduler, self._drafts = scheduler, drafts
         self._requests: dict[str, Any] = scheduler._req_status  # noqa: SLF001 (vLLM has no public way to any of this)
+        self._announced: defaultdict[int, Counter[bytes | int]] = defaultdict(Counter)
+        """Blocks in staging by group, each as often as it was announced, as chunks of several may share some."""
+        self._emptied = False
         windows.guard(scheduler)
         self._complete, scheduler.manager.complete_store = scheduler.manager.complete_store, self._complete_store
+
+    def keep_apart(self, coordinator: Any) -> None:  # noqa: ANN401 (its KVCacheCoordinator)
+        """Keep sessions with drafts from requests with the same prefix, as `before` keeps them out of staging.
+
+        A request that goes on with more input (`resumable`) begins a turn with what the turn before has left. With
+        drafts vLLM 0.32 takes over too much: tokens that are not in its text, in whose places the next input stands, or
+        a recurrent layer's state before the accepted drafts. So the bytes are not what their keys stand for: another
+        request would find them in the device's own cache, and store them.
+        """
+        cache = coordinator.cache_blocks
+
+        def cache_blocks(request: Request, num_computed_tokens: int) -> None:
+            if not _spoilt(request):
+                cache(request, num_computed_tokens)
+
+        if self._drafts:
+            coordinator.cache_blocks = cache_blocks
 
     @property
     def under_way(self) -> bool:
@@ -38,15 +61,15 @@ class Offloading:
         """Tokens of a request that the device had when vLLM's scheduler last asked."""
         return self._requests[request].num_locally_computed_tokens
 
-    def prompt_keys(self, request: str) -> list[list[OffloadKey]]:
-        """Keys of the whole chunks of a request that vLLM's scheduler knows, by group in its order."""
+    def asked(self, request: str) -> tuple[dict[int, list[OffloadKey]], int | None]:
+        """Keys of the whole chunks of a request that vLLM's scheduler knows, by group, and tokens to load at most.
+
+        The latter its client may set (`max_load_tokens`); None: any number.
+        """
         status = self._requests[request]
         status.update_offload_keys()  # vLLM builds keys only when it looks for them
-        return [list(state.offload_keys) for state in status.group_states]
-
-    def most_loaded(self, request: str) -> int | None:
-        """Tokens that its client lets a request load at most (`max_load_tokens`); None: any number."""
-        return self._requests[request].max_load_tokens
+        groups = zip(self._scheduler.config.kv_group_configs, status.group_states, strict=True)
+        return {config.group_idx: list(state.offload_keys) for config, state in groups}, status.max_load_tokens
 
     def allocated(self, blocks: KVCacheBlocks) -> None:
         """Blocks are given to a request: what is still to be copied from them to staging is copied before this step.
@@ -67,7 +90,7 @@ class Offloading:
         if self._drafts:
             for name in (*output.num_scheduled_tokens, *output.finished_req_ids):
                 status = self._requests.get(name)
-                if status is not None and turns.spoilt(status.req):
+                if status is not None and _spoilt(status.req):
                     status.max_offload_tokens = 0
         return self._without_loading(self._without_tails(output))
 
@@ -104,6 +127,45 @@ class Offloading:
             yield
         finally:
             scheduler._current_batch_jobs_to_flush |= before  # noqa: SLF001
+        for _ in scheduler.manager.take_events():  # what was not announced yet never is
+            pass
+        self._emptied = True
+
+    def describe(self, request: str, keys: Collection[OffloadKey]) -> None:
+        """Let the events of ``keys``, which were loaded for ``request``, name their tokens and blocks.
+
+        vLLM records those when a lookup hits in staging, and announces a loaded chunk at the end of the step that saw
+        the load end. While a request's load is under way it is not looked up, so without this call the chunk would be
+        announced without tokens, and its removal with blocks that nobody had heard of. Call it before `told`. A request
+        that is gone is ignored: nothing is known of it any more.
+        """
+        tracker, status = self._scheduler._events_tracker, self._requests.get(request)  # noqa: SLF001
+        if not tracker.self_describing_enabled or status is None:
+            return
+        wanted = set(keys)
+        for config, state in zip(self._scheduler.config.kv_group_configs, status.group_states, strict=True):
+            for index, key in enumerate(state.offload_keys):
+                if key in wanted:
+                    tracker.record_lookup(status.req, config, index, key)
+
+    def told(self, events: Iterable[KVCacheEvent]) -> Iterator[KVCacheEvent]:
+        """VLLM's ``events``, behind the removals of what the last reset took out of staging: it tells of none."""
+        if self._emptied:
+            for group, blocks in self._announced.items():
+                if blocks:
+                    yield BlockRemoved(block_hashes=list(blocks.elements()), medium=MEDIUM_CPU, group_idx=group)
+            self._announced.clear()
+            self._emptied = False
+        for event in events:
+            blocks = self._announced[event.group_idx]
+            if isinstance(event, BlockStored):
+                blocks.update(event.block_hashes)
+            else:
+                for block in event.block_hashes:
+                    blocks[block] -= 1
+                    if blocks[block] <= 0:
+                        del blocks[block]
+            yield event
 
     def _begin(self, new: Any) -> None:  # noqa: ANN401 (its NewRequestData)
         """A request is new, or has more input (`resumable`), and its blocks are told whole.
@@ -160,6 +222,11 @@ class Offloading:
     def _complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, *, success: bool = True) -> None:
         """VLLM by itself lets no job fail."""
         self._complete(keys, req_context, success and not isinstance(keys, _Spoilt))
+
+
+def _spoilt(request: Request) -> bool:
+    """Whether what a request computes beside drafts may not be what its keys stand for: it is, or was, resumable."""
+    return request.streaming_queue is not None
 
 
 class _Spoilt(set[OffloadKey]):

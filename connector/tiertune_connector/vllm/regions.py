@@ -33,14 +33,14 @@ def engine_id(own: str, row_bytes: int) -> str:
     return f"{MARK}{own}-{row_bytes}"
 
 
-def held(own: str, folder: Path = SHARED_MEMORY) -> list[Path]:
+def held(own: str) -> list[Path]:
     """This user's regions of an engine that its ranks hold: more than one if their rows differ in size."""
     name = re.compile(rf"vllm_offload_{MARK}{re.escape(own)}-\d+\.mmap")
-    ours = (path for path in folder.glob(PATTERN) if name.fullmatch(path.name) and _is_ours(path))
+    ours = (path for path in SHARED_MEMORY.glob(PATTERN) if name.fullmatch(path.name) and _is_ours(path))
     return [path for path in ours if not _is_free(path)]
 
 
-def hold(descriptor: int, rank: int = 0) -> None:
+def hold(descriptor: int, rank: int) -> None:
     """Hold the region whose file is open as ``descriptor``, as a rank of its engine, until that is closed.
 
     PermissionError if another user made the file before this engine could, and so could read all that goes through it.
@@ -67,33 +67,32 @@ def note(descriptor: int, rank: int, told: str) -> None:
     os.pwrite(descriptor, word, NOTES_AT + rank * NOTE_BYTES)
 
 
-def notes(own: str, ranks: int, folder: Path = SHARED_MEMORY) -> list[str]:
+def notes(own: str, ranks: int) -> list[str]:
     """A digest of the word that each rank of an engine left, "" for none; nothing at all if they have no region."""
-    found = b""
-    for path in (regions := held(own, folder)):
+    for path in held(own):
         with suppress(OSError), path.open("rb") as file:
             file.seek(NOTES_AT)
-            found = file.read(ranks * NOTE_BYTES)
-    words = [found[rank * NOTE_BYTES :][:NOTE_BYTES] for rank in range(ranks if regions else 0)]
-    return [word.hex() if any(word) else "" for word in words]
+            return [word.hex() if any(word := file.read(NOTE_BYTES)) else "" for _ in range(ranks)]
+        return [""] * ranks
+    return []
 
 
-def sweep(folder: Path = SHARED_MEMORY) -> list[Path]:
+def sweep() -> list[Path]:
     """Remove this user's regions that nobody holds, and return them; none while another engine makes its own."""
-    with _locked(folder) as had:
-        stale = [path for path in folder.glob(PATTERN) if had and _is_ours(path) and _is_free(path)]
+    with _locked(SHARED_MEMORY) as had:
+        stale = [path for path in SHARED_MEMORY.glob(PATTERN) if had and _is_ours(path) and _is_free(path)]
         for path in stale:
             logger.info("TierTune: removing %s, which a dead engine left", path)
-            for part in (path, *folder.glob(f"{path.name}.*")):  # 0.33 may cut a region into several files
+            for part in (path, *SHARED_MEMORY.glob(f"{path.name}.*")):  # 0.33 may cut a region into several files
                 with suppress(OSError):  # gone meanwhile, or somebody else's
                     part.unlink()
     return stale
 
 
 @contextmanager
-def making(folder: Path = SHARED_MEMORY) -> Iterator[None]:
+def making() -> Iterator[None]:
     """Keep sweeps away while a region is made: its file exists before anybody holds it."""
-    with _locked(folder, patience_s=MAKING_S, shared=True):
+    with _locked(SHARED_MEMORY, patience_s=MAKING_S, shared=True):
         yield
 
 

@@ -12,7 +12,6 @@ from tiertune_connector.protocol.messages import LABEL_CHARS
 from tiertune_connector.serve import embedded
 from tiertune_connector.settings import MAX_SOCKET_PATH_BYTES
 from tiertune_connector.units import Duration, Size
-from tiertune_connector.vllm.facts import Facts
 from tiertune_connector.vllm.sizes import SizePlan
 
 PASSED_ON = frozenset({"eviction_policy", "cache_policy_module_path", "backpressure", "self_describing_kv_events"})
@@ -104,11 +103,10 @@ def parse(extra: Mapping[str, Any]) -> EngineSettings:
         raise ValueError(f"kv_connector_extra_config: {error}") from error
 
 
-def for_vllm(extra: Mapping[str, Any], facts: Facts | None, plan: SizePlan | None) -> Config:
+def for_vllm(extra: Mapping[str, Any], plan: SizePlan | None) -> Config:
     """``extra`` with what vLLM's tiering needs. Idempotent.
 
-    Without ``plan`` vLLM is not told the sizes: enough for metrics, too little for an engine. ``facts`` are for the
-    tier, where there is to be one.
+    Without ``plan`` vLLM is not told the sizes: enough for metrics, too little for an engine.
     """
     settings = parse(extra)
     derived: Config = {
@@ -117,12 +115,7 @@ def for_vllm(extra: Mapping[str, Any], facts: Facts | None, plan: SizePlan | Non
         # What an engine answers is in the next turn's prompt.
         "offload_prompt_only": False,
         "secondary_tiers": [
-            {
-                "type": "TierTuneTier",
-                "module_path": "tiertune_connector.vllm.tier",
-                "settings": settings,
-                "facts": facts,
-            }
+            {"type": "TierTuneTier", "module_path": "tiertune_connector.vllm.tier", "settings": settings},
         ],
     }
     if plan is not None:

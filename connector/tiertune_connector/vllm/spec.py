@@ -23,7 +23,6 @@ class TierTuneSpec(TieringOffloadingSpec):
 
     splits: Sequence[int] | None = None
     """Of this rank's pages (`Engine.splits`): set it before the worker is made, and the scheduler learns of it."""
-    _cpu: CPUWorker | None = None
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
@@ -48,10 +47,7 @@ class TierTuneSpec(TieringOffloadingSpec):
         """Before the region is made, regions that dead engines left are removed."""
         regions.sweep()
         with regions.making():
-            if not current_platform.is_cpu():
-                return super().get_worker(kv_caches)
-            self._cpu = self._cpu or self._cpu_worker(kv_caches)
-            return self._cpu
+            return self._cpu_worker(kv_caches) if current_platform.is_cpu() else super().get_worker(kv_caches)
 
     def create_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         worker = super().create_worker(kv_caches)

@@ -36,17 +36,14 @@ class Telemetry:
         """The store has answered, at the latest during the step that ends now."""
         self._stats.looked_up(ask.reply.result().tiers, len(ask.chain))
 
-    def decided(self, ask: Ask, decision: GateDecision) -> None:
-        """The gate has decided; if it fetches nothing, that is reported at once."""
-        ask.decided_at = monotonic()
-        if not decision.fetches:
-            self._report(ask, decision)
-
     def settled(self, ask: Ask) -> None:
-        """The scheduler has its answer: it waits no more."""
-        if ask.wanted_at is not None and ask.decision is None:
+        """The scheduler has its answer: it waits no more. If the gate fetches nothing, that is reported at once."""
+        if ask.decision is not None:
+            if not ask.decision.fetches:
+                self._report(ask, ask.decision)
+        elif ask.wanted_at is not None:
             self._stats.looked_up((), 0, late=True)
-            ask.late_at = monotonic()
+            ask.trace.late, ask.trace.looked_up_at = True, monotonic()
         self._waited(ask, 0)
 
     def begun(self, ask: Ask, tokens: int) -> None:
@@ -72,7 +69,7 @@ class Telemetry:
             self._stats.stored(result)
 
     def finished(self, ask: Ask | None, trace: RequestTrace | None) -> None:
-        """The request has ended; ``ask`` if the store was asked, ``trace`` if it is traced."""
+        """The request has ended; ``ask`` if the store was asked."""
         if ask is not None:
             if ask.load is not None:
                 self._report_load(ask, ask.load, ask.had)
@@ -81,24 +78,7 @@ class Telemetry:
                 used = None if ask.had is None else ask.decision.cut_to(ask.had, every, tiers)
                 self._report(ask, ask.decision, used=used)
             self.first_token(ask)  # even if it ended without a token, it counts in its group
-        self.left(ask, trace)
-
-    def left(self, ask: Ask | None, trace: RequestTrace | None) -> None:
-        """Nothing more will be known of the request, as it or the engine has ended: its trace is made spans of."""
-        self.parted(ask, trace)
-        if trace is not None:
-            self.tracing.ended(trace)
-
-    def parted(self, ask: Ask | None, trace: RequestTrace | None) -> None:
-        """Its lookup is forgotten: the trace keeps what came of it. An answer that came too late changes nothing."""
-        if ask is None or trace is None:
-            return
-        trace.late, trace.looked_up_at = ask.late_at > 0, ask.late_at or ask.replied_at
-        if ask.replied_at and not trace.late:
-            reply = ask.reply.result()
-            trace.tiers, trace.nothing = reply.tiers, reply.reason
-        trace.decided_at, trace.decision = ask.decided_at, ask.decision
-        trace.loaded_at, trace.reports = ask.loaded_at, ask.reports
+        self.tracing.ended(trace)
 
     def first_token(self, ask: Ask) -> None:
         """The output of the step that computed the prompt's end has come, or the request has ended without one.
@@ -132,9 +112,9 @@ class Telemetry:
 
         ``used`` is the part of the decision that was of use, if not all of it was.
         """
-        if ask.reports or not decision.candidates:
+        if ask.trace.reports or not decision.candidates:
             return
-        ask.reports = reports = tier_reports(
+        ask.trace.reports = reports = tier_reports(
             decision,
             chunk_tokens=self.chunk_tokens,
             actual_s=job.seconds if job else None,
@@ -146,7 +126,7 @@ class Telemetry:
         self.client.tell(Report(reports))
         self._stats.gated(reports)
         if job is not None:
-            ask.loaded_at = job.started + job.seconds
+            ask.trace.loaded_at = job.started + job.seconds
 
     def _report_load(self, ask: Ask, job: Job, had: int | None = None) -> None:
         """Report what ``job`` loaded of the prompt's first ``had`` chunks, if anything.

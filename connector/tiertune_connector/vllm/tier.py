@@ -106,9 +106,7 @@ class TierTuneTier(SecondaryTierManager):
             attributes={"tiertune.stage": settings.stage, "tiertune.namespace": namespace.digest},
         )
         self.telemetry = Telemetry(self._client, steps=steps, tracing=tracing, chunk_tokens=chunk_tokens)
-        self.gate = EngineGate(
-            self._client, prefill, self.telemetry, facts, settings, fetched_bytes, lambda: steps.decode_s
-        )
+        self.gate = EngineGate(self._client, prefill, facts, settings, fetched_bytes, decode_s=lambda: steps.decode_s)
         self._lookups = Lookups(
             self._client,
             choose=self.gate.choose,
@@ -141,7 +139,9 @@ class TierTuneTier(SecondaryTierManager):
                 for group, keys in zip(self._groups[1:], others, strict=True)
             ]
             chain, backlog_s = chain[:chunks], self.gate.backlog.seconds(request)
-            known.ask = self._lookups.expect(request, prompt.tokens, chain, sides, prompt.tenant, backlog_s=backlog_s)
+            known.ask = self._lookups.expect(
+                request, prompt.tokens, chain, sides, prompt.tenant, trace=known.trace, backlog_s=backlog_s
+            )
 
     def bind(self, staging: "CPUOffloadingManager") -> None:
         """Call before the first request; ``staging`` is vLLM's primary tier.
@@ -182,17 +182,9 @@ class TierTuneTier(SecondaryTierManager):
 
     def given(self, scheduled: Iterable[tuple[str, int, int]]) -> int:
         """The engine has a step to do: (request, first token, end token) of each request in it. Returns its number."""
-        spans, prompts = [], []
-        for request, first, end in scheduled:
-            spans.append((first, end))
-            known = self._known(request)
-            if known.prefilling:
-                prompts.append((known, end))
-        return self.telemetry.steps.given(spans, partial(self._computed, prompts))
-
-    def output(self) -> None:
-        """The output of the oldest step given has come; with asynchronous scheduling the next is given before that."""
-        self.telemetry.steps.output()
+        told = list(scheduled)
+        prompts = [(known, end) for request, _, end in told if (known := self._known(request)).prefilling]
+        return self.telemetry.steps.given([(first, end) for _, first, end in told], partial(self._computed, prompts))
 
     def hold(self) -> None:
         """Staging's rows get new owners while the worker may still copy for the old ones: fill none of them yet.
@@ -204,7 +196,6 @@ class TierTuneTier(SecondaryTierManager):
     def part(self) -> None:
         """Present requests read and write no more: they may be computed with both old weights and new ones."""
         for known in self._requests.values():
-            self.telemetry.parted(known.ask, known.trace)
             known.prompt, known.ask = replace(known.prompt, writes=False), None
 
     def measured(self, seconds: Mapping[int, Sequence[float]], gpus: Sequence[str]) -> None:
@@ -224,7 +215,7 @@ class TierTuneTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        known = self._requests.get(req_context.req_id, _ENDED)
+        known = self._known(req_context.req_id)
         if known.ask is None or self.telemetry.steps.ended <= self._held_by:
             return LookupResult.MISS
         fetched = self._lookups.offers(known.ask, bytes(key) + known.prompt.suffix)
@@ -310,9 +301,7 @@ class TierTuneTier(SecondaryTierManager):
     def on_request_finished(self, req_context: ReqContext) -> None:
         """The request gets no more jobs."""
         request = req_context.req_id
-        known = self._requests.pop(request, None)
-        if known is None:
-            return
+        known = self._requests.pop(request, _ENDED)
         known.prefilling = False  # steps in flight bring nothing new
         self.gate.backlog.left(request)
         if known.ask is not None and (known.load is None or known.load.over):  # else its load still goes on
@@ -325,7 +314,7 @@ class TierTuneTier(SecondaryTierManager):
     def shutdown(self) -> None:
         self._transfers.close(DRAIN_S)
         for known in self._requests.values():
-            self.telemetry.left(known.ask, known.trace)
+            self.telemetry.tracing.ended(known.trace)
         self.telemetry.close()
         self._client.close()
 

@@ -2,7 +2,7 @@
 
 A job waits for the store's reply or for a copying thread (then its deadline can end it), or such a thread is using its
 rows of staging (then nothing can end it), or it is over. So once a job is reported, no thread touches its rows again.
-Chunks from slower tiers are copied as they arrive, part by part.
+What the store gave for it is given back then. Chunks from slower tiers are copied as they arrive, part by part.
 """
 
 import logging
@@ -51,8 +51,8 @@ class Job:
     over: bool = False
     parts: dict[int, ArrivedPart] = field(default_factory=dict)
     """Parts of a load that have arrived and are not copied yet, by position."""
-    answer: Loaded | None = None
-    """The store's, to a load, until it is copied or given back."""
+    slots: list[ClientSlot] = field(default_factory=list)
+    """Of a store job: those that the store gave, until they are to be committed."""
     handed: bool = False
     """A copying thread has the load, or it is in their queue: one thread at a time."""
     shared: bool = False
@@ -141,8 +141,8 @@ class Transfers:
     def drain(self, patience_s: float) -> None:
         """Wait at most ``patience_s`` for all jobs, then end those that wait, then let the copies finish."""
         with self._changed:
-            self._changed.wait_for(self._all_over, patience_s)
-            self._changed.wait_for(self._ended)
+            self._changed.wait_for(lambda: self._expire(-inf), patience_s)
+            self._changed.wait_for(lambda: self._expire(inf))  # some wait again after a copy
 
     def close(self, patience_s: float) -> None:
         """As ``drain``, and lets go of staging."""
@@ -156,24 +156,18 @@ class Transfers:
     def _start(self, job: Job) -> None:
         job.started = self._clock()
         with self._changed:
-            beside = [other for other in self._jobs.values() if other.loads and not other.over] if job.loads else []
-            for each in (*beside, job) if beside else ():
-                each.shared = True
+            for other in self._jobs.values():
+                if job.loads and other.loads and not other.over:
+                    job.shared = other.shared = True
             self._jobs[job.id] = job
 
-    def _all_over(self) -> bool:
-        return all(job.over for job in self._jobs.values())
-
-    def _ended(self) -> bool:
-        """End jobs that wait, as some do again after a copy; returns whether none copies."""
-        self._expire(inf)
-        return self._all_over()
-
-    def _expire(self, now: float) -> None:
+    def _expire(self, now: float) -> bool:
+        """End jobs that wait and whose deadline has passed; returns whether all are over."""
         for job in self._jobs.values():
             if not (job.over or job.copying) and now >= job.deadline:
                 job.late = True
                 self._finish(job, [])
+        return all(job.over for job in self._jobs.values())
 
     def _move(self, job: Job, *, copying: bool) -> bool:
         """A waiting job begins to copy, or a copying one waits again; returns whether it did: not one that is over."""
@@ -188,7 +182,13 @@ class Transfers:
         with self._changed:  # a caller may hold it
             if not job.over:
                 job.over, job.done, job.seconds = True, done, self._clock() - job.started
+                self._give_back(job)
                 self._changed.notify_all()
+
+    def _give_back(self, job: Job) -> None:
+        if job.reply is not None:
+            self._client.release(job.reply)
+        self._client.abort(job.slots)
 
     def _offer(self, job: Job) -> None:
         if not job.over:  # it cannot be copying yet
@@ -200,20 +200,20 @@ class Transfers:
         """On whichever thread receives: hand the copy on, or give the slots back if the job is over by now."""
         reply = future.result()
         with self._changed:  # no copy goes to a pool that `close` has shut down: it ends all jobs before
-            if goes_on := not job.over:
+            job.slots = [slot for slot in reply.slots if slot is not None]
+            if job.over:
+                self._give_back(job)
+            else:
                 self._storing.submit(self._guarded, job, partial(self._copy_out, job, reply))
-        if not goes_on:
-            self._client.abort(_given(reply))
 
     def _on_loaded(self, job: Job, future: "Future[Loaded]") -> None:
         """As `_on_reserved`."""
-        reply = future.result()
         with self._changed:
-            if goes_on := not job.over:
-                job.answer = reply
+            job.reply = future.result()
+            if job.over:
+                self._give_back(job)
+            else:
                 self._hand_on(job)
-        if not goes_on:
-            self._client.release(reply)
 
     def _on_arriving(self, job: Job, parts: Sequence[ArrivedPart]) -> None:
         """Runs on whichever thread receives."""
@@ -226,35 +226,7 @@ class Transfers:
         """Have a thread copy the load, unless one does already, or will. Call with the lock held."""
         if not job.handed:
             job.handed = True
-            self._loading.submit(self._guarded, job, partial(self._go_on, job))
-
-    def _go_on(self, job: Job) -> None:
-        """Copy the parts of a load that have arrived; those that arrive meanwhile wait behind other loads."""
-        with self._changed:
-            parts, job.parts = list(job.parts.values()), {}
-        if job.answer is not None:
-            self._copy_in(job, job.answer)
-            return
-        try:
-            self._copy_parts(job, parts)
-        finally:
-            with self._changed:
-                job.handed = False
-                if not job.over and (job.answer or job.parts):
-                    self._hand_on(job)
-                given_up = job.answer if job.over else None
-            if given_up is not None:
-                self._client.release(given_up)
-
-    def _copy_parts(self, job: Job, parts: Sequence[ArrivedPart]) -> None:
-        """Copy parts; afterwards the job waits again, so that its deadline can end it."""
-        if self._move(job, copying=True):
-            self._crew.each(
-                lambda part: self._client.read_part(part, self._staging[job.chunks[part.position]]),
-                parts,
-                goes_on=lambda: self._clock() < job.deadline,
-            )
-            self._move(job, copying=False)
+            self._loading.submit(self._guarded, job, partial(self._copy_in, job))
 
     def _guarded(self, job: Job, work: Callable[[], None]) -> None:
         """Runs on a copying thread. If ``work`` raises, the job has failed, and is counted so."""
@@ -264,51 +236,50 @@ class Transfers:
             logger.exception("a copy between staging and the store failed")
             self._finish(job, [])
 
-    def _copy_in(self, job: Job, reply: Loaded) -> None:
-        """Copy, unless the job is over; while it copies, its deadline cannot end it.
+    def _copy_in(self, job: Job) -> None:
+        """Copy what has come, unless the job is over; while it copies, its deadline cannot end it.
 
-        Only leading keys have slots; those that no thread has begun to copy by the deadline are left out.
+        Of parts, those that come meanwhile wait behind other loads. Of a whole load only leading keys have slots; those
+        that no thread has begun to copy by the deadline are left out.
         """
         if not self._move(job, copying=True):
-            self._client.release(reply)
             return
-        job.reply = reply
-        try:
-            whole = self._crew.each(
-                lambda at: self._client.read(reply.slots[at], self._staging[job.chunks[at]]),
-                range(len(reply.slots)),
-                goes_on=lambda: self._clock() < job.deadline,
-            )
-        finally:
-            self._client.release(reply)
-        job.late = len(whole) < len(reply.slots)
+        with self._changed:
+            parts, job.parts = list(job.parts.values()), {}
+        in_time = partial(self._in_time, job)
+        if job.reply is None:
+            come = [(part, job.chunks[part.position]) for part in parts]
+            self._crew.each(lambda one: self._client.read_part(one[0], self._staging[one[1]]), come, goes_on=in_time)
+            self._move(job, copying=False)
+            with self._changed:
+                job.handed = False
+                if not job.over and (job.reply or job.parts):
+                    self._hand_on(job)
+            return
+        rows = list(zip(job.reply.slots, job.chunks, strict=False))
+        whole = self._crew.each(lambda one: self._client.read(one[0], self._staging[one[1]]), rows, goes_on=in_time)
+        job.late = len(whole) < len(rows)
         self._finish(job, [key for key, good in zip(job.keys, whole, strict=False) if good])
+
+    def _in_time(self, job: Job) -> bool:
+        return self._clock() < job.deadline
 
     def _copy_out(self, job: Job, reply: Reserved) -> None:
         """As `_copy_in`."""
         if not self._move(job, copying=True):
-            self._client.abort(_given(reply))
             return
-        aligned = list(zip(reply.slots, job.chunks, reply.reasons, strict=True))
-        wanted = [(slot, chunk) for slot, chunk, _ in aligned if slot is not None]
-        slots = [slot for slot, _ in wanted]
+        aligned = zip(reply.slots, job.chunks, reply.reasons, strict=True)
+        rows = [(slot, chunk) for slot, chunk, _ in aligned if slot is not None]
         job.reasons = reply.reasons
-        try:
-            whole = all(self._storing_crew.each(lambda one: self._client.write(one[0], self._staging[one[1]]), wanted))
-        except Exception:
-            self._client.abort(slots)
-            raise
-        if not whole:  # the connection that the slots came from is gone, and the slots with it
-            self._finish(job, [])
-        elif not slots:
+        if not all(self._storing_crew.each(lambda one: self._client.write(one[0], self._staging[one[1]]), rows)):
+            self._finish(job, [])  # the connection that the slots came from is gone
+        elif not rows:
             self._finish(job, job.keys)
-        elif self._move(job, copying=False):
+        else:
+            slots, job.slots = job.slots, []
+            self._move(job, copying=False)
             self._client.commit(slots).add_done_callback(partial(self._on_commit, job, slots))
 
     def _on_commit(self, job: Job, slots: list[ClientSlot], future: "Future[list[bool]]") -> None:
         refused = {slot.key for slot, kept in zip(slots, future.result(), strict=True) if not kept}
         self._finish(job, [key for key in job.keys if key not in refused])
-
-
-def _given(reply: Reserved) -> list[ClientSlot]:
-    return [slot for slot in reply.slots if slot is not None]
