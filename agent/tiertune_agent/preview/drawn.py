@@ -9,9 +9,8 @@ from pathlib import Path
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.preview import plot
 from tiertune_agent.preview.documents import filled, named
-from tiertune_agent.preview.plot import Frame
+from tiertune_agent.preview.plot import Frame, figure
 from tiertune_agent.preview.prometheus import Prometheus, QueryError
-from tiertune_agent.preview.units import figure
 from tiertune_agent.web.charts import Chart, draw
 from tiertune_agent.web.templating import STYLES, environment
 from tiertune_connector.units import format_duration
@@ -148,7 +147,7 @@ def _states(panel: Json, looks: Json, answers: plot.Named, frame: Frame) -> Draw
     }
     rows = [(name, plot.stretches(series, frame, words)) for name, series in answers]
     legends = [(word, f"n-{colour}") for word, colour in words.values()]
-    return Drawn(panel, rows=rows, clock=[tick.label for tick in frame.clock()], legends=legends)
+    return Drawn(panel, rows=rows, clock=[label for _, label in frame.clock()], legends=legends)
 
 
 def _number(panel: Json, looks: Json, points: plot.Points, frame: Frame) -> Drawn:
