@@ -7,8 +7,7 @@ import pytest
 
 from tiertune_agent.network import CallError
 from tiertune_agent.preview import prometheus
-from tiertune_agent.preview.documents import ORDER, boards, filled, named
-from tiertune_agent.preview.drawn import Selection, drawn, rendered, variables, write
+from tiertune_agent.preview.drawn import ORDER, Selection, boards, drawn, filled, named, rendered, variables, write
 from tiertune_agent.preview.prometheus import Prometheus
 
 JSON = Path(__file__).parents[2] / "dashboards" / "json"

@@ -12,7 +12,7 @@ from tiertune_agent.preview.plot import Frame, figure, ticks
 from tiertune_agent.preview.prometheus import Series
 from tiertune_agent.web.charts import draw
 
-FRAME = Frame(0.0, 100.0, 10.0, 500.0, 200.0)
+FRAME = Frame(0.0, 100.0, 10.0, 500, 200)
 
 
 # -- units
@@ -75,7 +75,7 @@ def test_ticks_are_round_in_their_unit(high, unit, labels):
 @given(st.floats(0, 2e9), st.floats(1, 1e7))
 def test_the_clock_is_told_within_the_time_shown(start, length):
     """Ascending, and no more often than finds room."""
-    frame = Frame(start, start + length, 1.0, 500.0, 200.0)
+    frame = Frame(start, start + length, 1.0, 500, 200)
     times = [start, *(at for at, _ in frame.clock()), frame.end]
     assert all(a < b for a, b in pairwise(times))
     assert len(times) == 7

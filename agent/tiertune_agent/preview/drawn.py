@@ -1,5 +1,7 @@
-"""Dashboards with the answers to their queries, as self-contained HTML: no script, font or picture from elsewhere."""
+"""The committed dashboards with the answers to their queries, as HTML that needs nothing from elsewhere."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -8,16 +10,19 @@ from pathlib import Path
 
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.preview import plot
-from tiertune_agent.preview.documents import filled, named
 from tiertune_agent.preview.plot import Frame, figure
 from tiertune_agent.preview.prometheus import Prometheus, QueryError
 from tiertune_agent.web.charts import Chart, draw
 from tiertune_agent.web.templating import STYLES, environment
 from tiertune_connector.units import format_duration
 
+ORDER = ("fleet", "tiers", "gate", "whatif", "stages", "decisions")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))")
+_LABEL = re.compile(r"{{\s*(\w+)\s*}}")
 HERE = Path(__file__).parent
-COLUMN_PX, CELL_PX = 58.0, 38.0
-HEAD_PX, LEGEND_PX, SIDES_PX = 34.0, 40.0, 26.0
+_PACKAGED, _REPOSITORY = HERE / "json", HERE.parents[2] / "dashboards" / "json"
+COLUMN_PX, CELL_PX = 58, 38
+HEAD_PX, LEGEND_PX, SIDES_PX = 34, 40, 26
 POINT_PX = 4.0
 """Between points of a line: closer ones cannot be told apart."""
 LEAST_SCRAPES = 4
@@ -49,6 +54,12 @@ class Drawn:
     legends: Sequence[tuple[str, str]] = ()
     """Names, and the classes of their colours in the style."""
     said: str = ""
+
+
+def boards(folder: Path | None = None) -> dict[str, Json]:
+    """All dashboards by name, in the order in which they are read. FileNotFoundError if one is missing."""
+    folder = folder or (_PACKAGED if _PACKAGED.is_dir() else _REPOSITORY)
+    return {name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ORDER}
 
 
 def write(boards: Mapping[str, Json], source: Prometheus, choice: Selection, folder: Path) -> list[JsonDict]:
@@ -154,3 +165,13 @@ def _number(panel: Json, looks: Json, points: plot.Points, frame: Frame) -> Draw
     value, steps = points[-1][1], looks["thresholds"]["steps"]
     *_, colour = (step["color"] for step in steps if step["value"] is None or value >= step["value"])
     return Drawn(panel, plot.spark(points, frame), figure=figure(value, looks["unit"]), colour=colour)
+
+
+def filled(expression: str, values: Mapping[str, str]) -> str:
+    """The query with its variables replaced. KeyError for one that has no value."""
+    return _VARIABLE.sub(lambda match: values[match[1] or match[2]], expression)
+
+
+def named(legend: str, labels: Mapping[str, str]) -> str:
+    """A legend with its labels filled in; absent ones are left empty."""
+    return _LABEL.sub(lambda match: labels.get(match[1], ""), legend).strip()

@@ -63,8 +63,8 @@ class Frame:
     start: float
     end: float
     step_s: float
-    width: float
-    height: float
+    width: int
+    height: int
     label: str = ""
 
     def clock(self) -> Ticks:
@@ -118,8 +118,8 @@ def _chart(series: Sequence[Series], frame: Frame, unit: str, x: Point, xs: Tick
         y,
         xs=xs,
         ys=tuple((mark, figure(mark, unit)) for mark in ticks(*y, unit)),
-        width=int(frame.width),
-        height=int(frame.height),
+        width=frame.width,
+        height=frame.height,
         letter=LETTER_PX,
     )
 

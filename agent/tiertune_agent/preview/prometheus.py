@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
@@ -33,10 +33,7 @@ class Prometheus:
         """Without a password, for messages."""
         self._http = http_client(base_url=url, timeout=TIMEOUT_S, transport=transport)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._http.close()
 
     def over(self, expression: str, start: float, end: float, step_s: float) -> list[Series]:
