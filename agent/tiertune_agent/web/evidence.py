@@ -25,12 +25,6 @@ OF = {
     "fetch": "cost of what could be fetched, recomputing being 1",
 }
 """What a proposal's own figures measure, in its verdict's words."""
-SIMULATED = {
-    "size": "simulated on the same requests",
-    "eviction": "simulated on the same requests",
-    "fetch": "estimated for the same requests",
-    "floor": "estimated for the same requests",
-}
 OPEN = (State.PROPOSED, *UNJUDGED)
 """States in which only what was before and what is promised are known."""
 
@@ -69,7 +63,7 @@ class Compared:
             Piece("without", (None, None, None, self.without)),
         )
         against = self.before if self.without is None else self.without
-        top = max(against or 0.0, self.before or 0.0, self.promised or 0.0, (self.after or 0.0) + (self.doubt or 0.0))
+        top = max(0.0, *filter(None, told.values()), (self.after or 0.0) + (self.doubt or 0.0))
         return Bars(f"{self.of}: {', '.join(rows)}", rows, pieces, top or 1.0, against)
 
 
@@ -89,7 +83,8 @@ def compared(decision: Decision, verdicts: Sequence[Json]) -> Compared | None:
         return Compared(of, told, before=old, after=new, doubt=doubt, windows=windows)
     if of != OF.get(kind):
         before = promised = None  # in another unit
-    told = f"{_change(old, new, doubt)} than without the change, {SIMULATED.get(kind, 'on the same requests')}."
+    how = "simulated" if kind in ("size", "eviction") else "estimated"
+    told = f"{_change(old, new, doubt)} than without the change, {how} on the same requests."
     return Compared(of, told, before, promised, after=new, without=old, doubt=doubt, windows=windows)
 
 

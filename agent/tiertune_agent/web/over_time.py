@@ -54,7 +54,7 @@ def step_chart(steps: Sequence[Point], until_s: float, marks: Sequence[tuple[flo
     """
     until_s = max(until_s, *(at for at, _ in steps), *(at for at, _ in marks), 1.0)
     corners = [*stepped(steps), (until_s, steps[-1][1])]
-    found = tuple((at, _held(steps, at)) for at, _ in marks)
+    found = tuple((at, [share for start, share in steps if start <= at][-1]) for at, _ in marks)
     return Chart(
         label="Remote share over time",
         series=(
@@ -68,11 +68,6 @@ def step_chart(steps: Sequence[Point], until_s: float, marks: Sequence[tuple[flo
         ys=SHARES,
         kind="split",
     )
-
-
-def _held(steps: Sequence[Point], at: float) -> float:
-    """The share that holds at a time."""
-    return [share for start, share in steps if start <= at][-1]
 
 
 def _power(power: int) -> str:

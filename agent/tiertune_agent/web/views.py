@@ -56,7 +56,7 @@ class Views:
         }
         of_fleet = of_remote(policy, now) if remote else NOTHING
         return {
-            "time": self.now().isoformat(),
+            "time": now.isoformat(),
             "leader": self.leads(),
             "window_s": self.window_s,
             "frozen": self._frozen(frozen_all(policy, (*allowed.values(), of_fleet), now)),
