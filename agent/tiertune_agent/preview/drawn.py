@@ -135,11 +135,11 @@ def _drawn(panel: Json, answers: plot.Named, frame: Frame) -> Drawn:
 def _ask(target: Json, source: Prometheus, frame: Frame, values: Mapping[str, str]) -> plot.Named:
     """What is known, lines by name and instant values in the order of the answer."""
     expression = filled(target["expr"], values)
-    start = frame.start // frame.step_s * frame.step_s  # as Grafana: the same moments whenever one looks
     if target["instant"]:
-        found = source.at(expression, frame.end)
+        found = source.query(expression, time=frame.end)
     else:
-        found = source.over(expression, start, frame.end, frame.step_s)
+        start = frame.start // frame.step_s * frame.step_s  # as Grafana: the same moments whenever one looks
+        found = source.query(expression, start=start, end=frame.end, step=frame.step_s)
     told = [(named(target["legendFormat"], series.labels), series) for series in found if series.points]
     return told if target["instant"] else sorted(told, key=itemgetter(0))
 
