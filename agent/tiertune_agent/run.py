@@ -113,7 +113,7 @@ class Agent:
             changes=self.changes,
             operators=self.operators,
             rounds=rounds,
-            judge=Judge(self.history, self.changes, now, watch.lately),
+            judge=Judge(self.history, self.changes, now, watch.windows.of),
             watch=watch,
             prospects=Prospects(self.history, whatif, now, settings.window),
             now=now,

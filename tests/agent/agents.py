@@ -66,7 +66,7 @@ def made(agent, store, field, before, after, evidence=None, mode="auto", namespa
 
 def views_of(agent, clock):
     """What stands, by an agent's history alone."""
-    return Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15)
+    return Views(agent.history, agent.policy, leads=lambda: True, now=clock.now, window_s=15, stores=dict, sources={})
 
 
 def survey_of(agent, now, stores=("host-a",)):

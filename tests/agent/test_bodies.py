@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tiertune_agent.web.bodies import MOST_BYTES
+from tiertune_agent.web.api import MOST_BYTES
 from tiertune_connector.httpd.guarded import FOREIGN
 
 JSON = {"Content-Type": "application/json"}

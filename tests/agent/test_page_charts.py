@@ -7,17 +7,17 @@ import sys
 from agent.hostile import HOSTILE
 from agent.html import Page
 from tiertune_agent.web import charts
-from tiertune_agent.web.charts import Bars, Chart, Piece, Series, Tick
+from tiertune_agent.web.charts import Bars, Chart, Piece, Series
 
 LINE = Series("fetch", ((0.0, 1.0), (1.0, 2.0), None, (2.0, 3.0), (3.0, 1.0)), HOSTILE)
 DOTS = Series("mark", ((1.0, 1.0), (2.0, 2.0)), line=False, dots=3.0, tips=(HOSTILE, "why"))
 CHART = Chart(
     HOSTILE,
-    (Series("off", ((0.0, 0.0), (0.0, 3.0), (1.0, 3.0)), filled=True), LINE, DOTS),
+    (Series("off", ((0.0, 0.0), (0.0, 3.0), (1.0, 3.0))), LINE, DOTS),
     (0.0, 3.0),
     (0.0, 3.0),
-    xs=(Tick(0.0, HOSTILE), Tick(2.0, "now 1 GiB")),
-    ys=(Tick(0.0, "0"), Tick(3.0, HOSTILE)),
+    xs=((0.0, HOSTILE), (2.0, "now 1 GiB")),
+    ys=((0.0, "0"), (3.0, HOSTILE)),
     marked="now 1 GiB",
 )
 BARS = Bars(HOSTILE, (HOSTILE, "B"), (Piece("after", (1.0, None), (0.5, None), (HOSTILE, "")),), 2.0, 1.0)
@@ -49,7 +49,7 @@ def test_series_labels_and_tips_are_drawn():
     """A line breaks at what is missing, a single mark is a dot, and the marked label has its line."""
     page = Page(charts.draw(CHART))
     groups = [attrs.get("class") for attrs in page.all("g")]
-    assert {"off filled", "fetch", "mark"} <= set(groups)
+    assert {"off", "fetch", "mark"} <= set(groups)
     lines = [attrs for tag, attrs, within in page.elements if tag == "path" and "line reactive" in attrs["class"]]
     assert len(lines) == 3
     assert [attrs["r"] for attrs in page.all("circle")] == ["3.0", "3.0"]

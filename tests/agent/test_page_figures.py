@@ -78,8 +78,8 @@ class TestCharts:
                 assert drawn.x[0] <= x <= drawn.x[1]
                 assert drawn.y[0] <= y <= drawn.y[1]
         assert len(drawn.ys) >= 2
-        assert (drawn.ys[0].at, drawn.ys[-1].at) == drawn.y
-        assert all(tick.label in draw(drawn) for tick in (*drawn.xs, *drawn.ys))
+        assert (drawn.ys[0][0], drawn.ys[-1][0]) == drawn.y
+        assert all(label in draw(drawn) for _, label in (*drawn.xs, *drawn.ys))
 
     @pytest.mark.parametrize("costs", [[], [paid(-5)], [paid(-5, 0.0, 1.0), paid(-4, 1.0, 0.0)]])
     def test_too_little_is_no_chart(self, costs):
@@ -93,7 +93,7 @@ class TestCharts:
         assert [x for x, _ in lines["fetch"]] == [-10.0, 0.0]
         assert [10**y for _, y in lines["fetch"]] == pytest.approx([0.02, 0.02])
         assert [10**y for _, y in lines["recompute"]] == pytest.approx([0.5, 0.5])
-        assert [tick.label for tick in drawn.ys] == ["10 ms", "100 ms", "1 s"]
+        assert [label for _, label in drawn.ys] == ["10 ms", "100 ms", "1 s"]
 
     def test_times_while_fetch_was_off_are_told(self):
         """Each from edge to edge, cut to what is drawn; what lies before that is not there."""
@@ -110,8 +110,8 @@ class TestCharts:
         costs = [paid(-100), paid(0)]
         first, later, late = (charted(costs, [(-50, now)], now) for now in (1.0, 40.0, 200.0))
         assert first == later
-        assert [tick.label for tick in first.xs] == ["100 s ago", "now"]
-        assert [tick.label for tick in late.xs] == ["5 min ago", "3 min ago"]
+        assert [label for _, label in first.xs] == ["100 s ago", "now"]
+        assert [label for _, label in late.xs] == ["5 min ago", "3 min ago"]
 
 
 SHARED, AWAY = "Engines share KV chunks; there is no remote tier.", "4 of 5 stores do not answer."

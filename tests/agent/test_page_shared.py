@@ -132,7 +132,7 @@ class TestDrawings:
 
 class TestSumsOfStores:
     def test_a_window_is_added_up_once(self, looks, rounds, clock, monkeypatch):
-        """Looks with nothing new read no window; the next answer's are read, and the newest of before once more."""
+        """Looks with nothing new read no window, and the next answer's alone are read."""
         read, real = [], look.sums
         monkeypatch.setattr(look, "sums", lambda window: read.append(window.start) or real(window))
         rounds(3)
@@ -143,7 +143,7 @@ class TestSumsOfStores:
         assert len(read) == first
         rounds(1)
         seen = looks.seen()
-        assert sorted(set(read[first:])) == [after(seconds=at) for at in (30, 45)]
+        assert set(read[first:]) == {after(seconds=45)}
         assert figures.added(one.sums for one in seen.stores.values()).prompt_tokens == 40_000
 
     def test_a_slow_answer_hides_no_later_window(self, looks, agent, store, clock, rounds):

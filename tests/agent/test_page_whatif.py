@@ -13,9 +13,8 @@ from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.evidence import Ratio, Summand
 from tiertune_agent.verdicts.verdict import Spells, Trial, weigh
-from tiertune_agent.web import over_sizes
-from tiertune_agent.web.compared import Compared, compared
-from tiertune_agent.web.curves import by_gain, counted, curves
+from tiertune_agent.web.curves import Ghost, by_gain, counted, curve_chart, curves
+from tiertune_agent.web.evidence import Compared, compared
 from tiertune_agent.web.page import environment
 from tiertune_agent.web.unmade import sentence, unmade, values
 from tiertune_connector.whatif.chain import Shape
@@ -42,7 +41,7 @@ def curve(*windows, store=STORE):
 
 def line(*points):
     """Ghosts of some bytes, each with its share and what that may be off by."""
-    return [over_sizes.Ghost("lru", size, 1.0, Ratio(share, doubt / 2, 4)) for size, share, doubt in points]
+    return [Ghost("lru", size, 1.0, Ratio(share, doubt / 2, 4)) for size, share, doubt in points]
 
 
 POOL, DISK = Target("host-a", "dram", DIGEST), Target("host-a", "disk")
@@ -134,18 +133,18 @@ class TestCurves:
     def test_a_chart_rises_to_the_right_and_marks_the_present(self):
         """More is higher, larger is further right, and the mark is at the present size."""
         drawn = curve(*(told(LRU, at) for at in range(3))).chart
-        (line,) = (series for series in drawn.series if not series.filled)
+        (line,) = (series for series in drawn.series if "band" not in series.kind)
         assert line.points == tuple(sorted(line.points))
         assert [share for _, share in line.points] == pytest.approx([0.2, 0.33, 0.4, 0.41])
-        assert [tick.label for tick in drawn.xs] == ["512 MiB", "now 1 GiB", "2 GiB", "8 GiB"]
+        assert [label for _, label in drawn.xs] == ["512 MiB", "now 1 GiB", "2 GiB", "8 GiB"]
         assert drawn.marked == "now 1 GiB"
-        assert drawn.xs[1].at == line.points[1][0]
+        assert drawn.xs[1][0] == line.points[1][0]
 
     def test_what_values_may_be_off_by_is_an_area(self):
         """Two standard errors on both sides, not below nothing; a single point has none."""
         shares = ((1.0, 0.1, 0.15), (2.0, 0.2, 0.05))
         lines = {"lru": line(*shares), "arc": line((2.0, 0.3, 0.05))}
-        series = {one.kind: one for one in over_sizes.curve_chart(lines, None, "").series}
+        series = {one.kind: one for one in curve_chart(lines, None, "").series}
         assert [share for _, share in series["band c0"].points] == pytest.approx([0.25, 0.25, 0.15, 0.0])
         assert (series["c1"].line, series["c1"].dots > series["c0"].dots) == (False, True)
         assert "band c1" not in series
@@ -153,8 +152,8 @@ class TestCurves:
     def test_a_size_near_the_present_one_has_no_label(self):
         """Labels would run together."""
         sizes = (1.0 * GIB, 1.1 * GIB, 4.0 * GIB)
-        drawn = over_sizes.curve_chart({"lru": line(*((size, 0.5, 0.0) for size in sizes))}, 1.1 * GIB, "")
-        assert [tick.label for tick in drawn.xs] == ["now 1.1 GiB", "4 GiB"]
+        drawn = curve_chart({"lru": line(*((size, 0.5, 0.0) for size in sizes))}, 1.1 * GIB, "")
+        assert [label for _, label in drawn.xs] == ["now 1.1 GiB", "4 GiB"]
 
     def test_one_size_alone_is_no_chart(self):
         """A point is no curve."""
@@ -164,9 +163,8 @@ class TestCurves:
 @pytest.mark.parametrize(("most", "tick"), [(0.33, "40%"), (0.05, "5%"), (1.0, "100%")])
 def test_the_scale_ends_at_a_round_number(most, tick):
     """Above the highest value, and never above all of it."""
-    drawn = over_sizes.curve_chart({"lru": line((1.0, most / 2, 0.0), (2.0, most, 0.0))}, None, "")
-    assert drawn.ys[-1].label == tick
-    assert drawn.ys[-1].at == drawn.y[1]
+    drawn = curve_chart({"lru": line((1.0, most / 2, 0.0), (2.0, most, 0.0))}, None, "")
+    assert drawn.ys[-1] == (drawn.y[1], tick)
 
 
 def test_bars_are_drawn_to_one_scale():

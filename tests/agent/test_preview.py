@@ -1,6 +1,5 @@
 """The preview of the dashboards: what it asks, what it draws, and that it says so where it cannot."""
 
-import math
 from pathlib import Path
 
 import httpx
@@ -8,9 +7,7 @@ import pytest
 
 from tiertune_agent.network import CallError
 from tiertune_agent.preview import prometheus
-from tiertune_agent.preview.documents import ORDER, Board, Panel, Target, boards, filled, named
-from tiertune_agent.preview.drawn import Legend, Selection, page, variables
-from tiertune_agent.preview.page import rendered
+from tiertune_agent.preview.drawn import ORDER, Selection, boards, drawn, filled, named, rendered, variables, write
 from tiertune_agent.preview.prometheus import Prometheus
 
 JSON = Path(__file__).parents[2] / "dashboards" / "json"
@@ -51,19 +48,34 @@ def _good(data):
     return {"status": "success", "data": data}
 
 
-def paged(*panels, rows=(), refuses="", name="b"):
-    """The page of these panels, and what it was made of."""
-    board, fake = Board("b", name, name, panels), FakePrometheus(rows, refuses=refuses)
-    return page(board, fake.source(), CHOICE, 15.0), board, fake
+def board(*panels, name="b"):
+    return {"title": name, "description": name, "panels": panels}
+
+
+def paged(*panels, rows=(), refuses=""):
+    """What is drawn of these panels, and who was asked."""
+    fake = FakePrometheus(rows, refuses=refuses)
+    return drawn(board(*panels), fake.source(), CHOICE, 15.0), fake
 
 
 def shown(panel, rows):
-    made, _, fake = paged(panel, rows=rows)
-    return made.panels[0], fake
+    (made,), fake = paged(panel, rows=rows)
+    return made, fake
 
 
-def panel(kind="timeseries", expr="up", *, instant=False, **more):
-    return Panel(kind, "A panel", 0, 0, 12, 8, targets=(Target(expr, "{{tier}}", instant),), **more)
+def panel(kind="timeseries", expr="up", *, instant=False, words=(), colours=((None, "text"),)):
+    """As Grafana has it; ``words`` and their colours are of the values 1, 2, ..."""
+    told = {str(value): {"text": word, "color": colour} for value, (word, colour) in enumerate(words, 1)}
+    thresholds = {"steps": [{"value": value, "color": colour} for value, colour in colours]}
+    looks = {"unit": "none", "custom": {}, "mappings": [{"options": told}], "thresholds": thresholds}
+    return {
+        "type": kind,
+        "title": "A panel",
+        "description": "",
+        "gridPos": {"x": 0, "y": 0, "w": 12, "h": 8},
+        "fieldConfig": {"defaults": looks},
+        "targets": [{"expr": expr, "legendFormat": "{{tier}}", "instant": instant}],
+    }
 
 
 # -- documents
@@ -72,11 +84,11 @@ def panel(kind="timeseries", expr="up", *, instant=False, **more):
 def test_the_committed_dashboards_are_read_in_the_order_of_reading():
     """The overview comes first; every panel has a query and a kind that can be drawn."""
     found = boards()
-    assert [board.name for board in found] == list(ORDER)
+    assert list(found) == list(ORDER)
     assert {path.stem for path in JSON.glob("*.json")} == set(ORDER)
-    drawn = [panel for board in found for panel in board.panels if panel.kind != "row"]
-    assert {panel.kind for panel in drawn} == {"timeseries", "stat", "state-timeline", "bargauge", "trend"}
-    assert all(panel.targets and panel.description for panel in drawn)
+    panels = [panel for board in found.values() for panel in board["panels"] if panel["type"] != "row"]
+    assert {panel["type"] for panel in panels} == {"timeseries", "stat", "state-timeline", "bargauge", "trend"}
+    assert all(panel["targets"] and panel["description"] for panel in panels)
 
 
 def test_a_folder_without_dashboards_is_an_error(tmp_path):
@@ -137,37 +149,39 @@ def test_every_query_asks_for_the_time_that_is_shown():
 
 def test_a_number_is_the_last_value_in_its_colour():
     """NaN is no value; below a threshold the colour is that of the step below."""
-    told = ((-math.inf, "red"), (0.0, "green"))
-    drawn, _ = shown(panel("stat", thresholds=told), [({}, [1, -2, "NaN"])])
-    assert (drawn.figure, drawn.colour) == ("-2", "red")
-    drawn, _ = shown(panel("stat", thresholds=told), [({}, [1, 0])])
-    assert drawn.colour == "green"
-    assert drawn.chart.kind == "spark"
+    told = ((None, "red"), (0.0, "green"))
+    made, _ = shown(panel("stat", colours=told), [({}, [1, -2, "NaN"])])
+    assert (made.figure, made.colour) == ("-2", "red")
+    made, _ = shown(panel("stat", colours=told), [({}, [1, 0])])
+    assert made.colour == "green"
+    assert made.chart.kind == "spark"
 
 
 def test_states_are_called_by_their_words():
     """The legend names all of them, also those that did not occur."""
-    words = {1.0: ("ok", "green"), 2.0: ("dead", "red"), 3.0: ("slow", "yellow")}
-    drawn, _ = shown(panel("state-timeline", words=words), [({"tier": "dram"}, [1, 1, 2])])
-    assert drawn.legends == (Legend("ok", "n-green"), Legend("dead", "n-red"), Legend("slow", "n-yellow"))
-    ((name, stretches),) = drawn.rows
+    words = (("ok", "green"), ("dead", "red"), ("slow", "yellow"))
+    made, _ = shown(panel("state-timeline", words=words), [({"tier": "dram"}, [1, 1, 2])])
+    assert made.legends == [("ok", "n-green"), ("dead", "n-red"), ("slow", "n-yellow")]
+    ((name, stretches),) = made.rows
     assert name == "dram"
     assert {(one.word, one.colour) for one in stretches} == {("ok", "green"), ("dead", "red")}
 
 
 def test_every_line_is_named():
     """However many there are: their names are looked at one after the other."""
-    drawn, _ = shown(panel(), [({"tier": f"a-tier-of-some-host-{place}"}, [1, 2]) for place in range(40)])
-    assert {series.name for series in drawn.chart.series} == {legend.name for legend in drawn.legends}
-    assert len(drawn.legends) == 40
+    made, _ = shown(panel(), [({"tier": f"a-tier-of-some-host-{place}"}, [1, 2]) for place in range(40)])
+    assert {series.name for series in made.chart.series} == {name for name, _ in made.legends}
+    assert len(made.legends) == 40
 
 
-def test_a_panel_without_data_says_so_and_one_that_is_refused_says_why():
-    """The others are drawn all the same."""
-    made, *_ = paged(panel(expr="bad("), panel(), rows=[({"tier": "dram"}, [1, 2])], refuses="bad(")
-    assert "parse error" in made.panels[0].said
-    assert made.panels[1].chart
-    assert made.with_data == 1
+def test_a_panel_without_data_says_so_and_one_that_is_refused_says_why(tmp_path):
+    """The others are drawn all the same, and counted; a heading is no panel."""
+    panels, rows = (panel("row"), panel(expr="bad("), panel()), [({"tier": "dram"}, [1, 2])]
+    (_, bad, good), fake = paged(*panels, rows=rows, refuses="bad(")
+    assert "parse error" in bad.said
+    assert good.chart
+    (told,) = write({"b": board(*panels)}, fake.source(), CHOICE, tmp_path)
+    assert (told["panels"], told["with_data"]) == (2, 1)
     empty, _ = shown(panel(), [({"tier": "dram"}, ["NaN"])])
     assert empty.said == "no data"
 
@@ -175,9 +189,8 @@ def test_a_panel_without_data_says_so_and_one_that_is_refused_says_why():
 @pytest.mark.parametrize("kind", ["timeseries", "stat", "state-timeline", "bargauge"])
 def test_labels_cannot_write_into_the_page(kind):
     """A store's or tenant's name is text, whatever is in it."""
-    drawn = panel(kind, words={1.0: (HOSTILE, "green")})
-    made, board, _ = paged(drawn, rows=[({"tier": HOSTILE}, [1, 1, 2])], name=HOSTILE)
-    html = rendered(made, [board])
+    made, _ = paged(panel(kind, words=((HOSTILE, "green"),)), rows=[({"tier": HOSTILE}, [1, 1, 2])])
+    html = rendered({"b": board(name=HOSTILE)}, "b", made, CHOICE)
     assert "<script" not in html
     assert "49" not in html.split("<main>")[0].split("</style>")[1]
 
@@ -225,7 +238,7 @@ def test_wrong_words_are_told(tiertune, tmp_path, wrong, words):
 def test_where_nothing_can_be_written_is_told(tiertune, tmp_path, monkeypatch, below, why):
     """A file in place of the folder: its path, and no traceback, before anything is drawn."""
     monkeypatch.setattr(prometheus, "Prometheus", lambda _: FakePrometheus().source())
-    monkeypatch.setattr("tiertune_agent.preview.page.page", lambda *_: pytest.fail("drawn"))
+    monkeypatch.setattr("tiertune_agent.preview.drawn.drawn", lambda *_: pytest.fail("drawn"))
     (tmp_path / "file").touch()
     code, _, err = tiertune("dashboards", "preview", "--out", tmp_path / below)
     assert (code, err) == (2, f"--out: {tmp_path / below}: {why}\n")

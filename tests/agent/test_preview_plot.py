@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from agent.html import Page
 from tiertune_agent.preview import plot
-from tiertune_agent.preview.plot import Frame
+from tiertune_agent.preview.plot import Frame, figure, ticks
 from tiertune_agent.preview.prometheus import Series
-from tiertune_agent.preview.units import figure, ticks
 from tiertune_agent.web.charts import draw
 
-FRAME = Frame(0.0, 100.0, 10.0, 500.0, 200.0)
+FRAME = Frame(0.0, 100.0, 10.0, 500, 200)
 
 
 # -- units
@@ -76,8 +75,8 @@ def test_ticks_are_round_in_their_unit(high, unit, labels):
 @given(st.floats(0, 2e9), st.floats(1, 1e7))
 def test_the_clock_is_told_within_the_time_shown(start, length):
     """Ascending, and no more often than finds room."""
-    frame = Frame(start, start + length, 1.0, 500.0, 200.0)
-    times = [start, *(tick.at for tick in frame.clock()), frame.end]
+    frame = Frame(start, start + length, 1.0, 500, 200)
+    times = [start, *(at for at, _ in frame.clock()), frame.end]
     assert all(a < b for a, b in pairwise(times))
     assert len(times) == 7
 
@@ -109,7 +108,7 @@ def test_zero_is_drawn_where_values_lie_on_both_sides():
     both, above = drawn({"a": ((0.0, -1.0), (10.0, 1.0))}), drawn({"a": ((0.0, 5.0), (10.0, 6.0))})
     lines = [[attrs["class"] for attrs in Page(draw(chart)).all("path")] for chart in (both, above)]
     assert [any("major" in each for each in kinds) for kinds in lines] == [True, False]
-    assert above.ys[0].label == "0"
+    assert above.ys[0][1] == "0"
 
 
 def test_a_state_lasts_until_the_next_one_and_ends_where_values_end():

@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 import tracemalloc
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import httpx
 import pytest
@@ -140,7 +140,7 @@ def called(url):
 
 
 def shown(url):
-    with Prometheus(url) as source, pytest.raises(CallError) as told:
+    with closing(Prometheus(url)) as source, pytest.raises(CallError) as told:
         source.scrape_s()
     return str(told.value)
 

@@ -23,7 +23,7 @@ from tiertune_agent.run import utc_now
 from tiertune_agent.settings import HttpSettings
 from tiertune_agent.terminal.options import InputError
 from tiertune_agent.web import signing
-from tiertune_agent.web.bodies import MOST_BYTES
+from tiertune_agent.web.api import MOST_BYTES
 from tiertune_agent.web.signing import COOKIE, LAST_S, Sessions
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.httpd.listening import Listening

@@ -10,7 +10,7 @@ from typing import Any
 import promql_parser
 import yaml
 
-from tiertune_agent.preview.documents import filled
+from tiertune_agent.preview.drawn import filled
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "dashboards" / "json").glob("*.json"))

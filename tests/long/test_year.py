@@ -104,7 +104,9 @@ def test_a_year_takes_less_than_two_gigabytes(filled):
 def test_what_the_page_and_the_api_ask_takes_less_than_200_ms(filled):
     """Every document of the API by its defaults."""
     backend, history, _, _ = filled
-    views = Views(history, followed(None), leads=lambda: True, now=lambda: NOW, window_s=WINDOW_S)
+    views = Views(
+        history, followed(None), leads=lambda: True, now=lambda: NOW, window_s=WINDOW_S, stores=dict, sources={}
+    )
     asked = {
         "fleet": views.fleet,
         "decisions": lambda: views.decisions(None, 200),
@@ -132,7 +134,9 @@ def test_what_the_page_and_the_api_ask_takes_less_than_200_ms(filled):
 def test_a_look_with_a_window_of_every_store_takes_less_than_200_ms(filled):
     """The queries that a page makes when all stores have told a window."""
     backend, history, _, _ = filled
-    views = Views(history, followed(None), leads=lambda: True, now=lambda: NOW, window_s=WINDOW_S)
+    views = Views(
+        history, followed(None), leads=lambda: True, now=lambda: NOW, window_s=WINDOW_S, stores=dict, sources={}
+    )
     looks = Looks(views)
     looks._look()
 
@@ -149,7 +153,9 @@ def test_a_page_with_nothing_new_costs_less_than_200_ms(filled):
     """A look two seconds later, rendered; one that a second tab shares; one when every store has told a window."""
     backend, history, _, _ = filled
     now = [NOW]
-    views = Views(history, followed(None), leads=lambda: True, now=lambda: now[0], window_s=WINDOW_S)
+    views = Views(
+        history, followed(None), leads=lambda: True, now=lambda: now[0], window_s=WINDOW_S, stores=dict, sources={}
+    )
     looks = Looks(views)
     app = FastAPI()
     app.include_router(page.router(looks))

@@ -38,17 +38,15 @@ class SeenWindows:
 
         Also of stores that are ``missing`` in this round; those still to be read from history are left out.
         """
-        now, reads = self._now(), 0
+        now = self._now()
         since = now - LOOKED_AT
         here: dict[str, Sequence[Window]] = dict.fromkeys(missing, ())
         here |= {snapshot.store: snapshot.windows for snapshot in snapshots}
-        for store, windows in here.items():
-            kept = self._stores.get(store)
-            if kept is not None:
-                _add(kept, windows)
-            elif reads < READ_AT_ONCE:
-                reads += 1
-                self._read(store)
+        unread = [store for store in here if store not in self._stores]
+        for store in here.keys() - unread:
+            _add(self._stores[store], here[store])
+        for store in unread[:READ_AT_ONCE]:
+            self._read(store)
         for kept in self._stores.values():
             for place in [place for place in kept if not since - STEP < place[0] <= now]:
                 del kept[place]  # those ahead came before the clock was set back

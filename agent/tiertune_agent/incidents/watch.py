@@ -32,19 +32,16 @@ class Watch:
     def __init__(self, history: History, now: Now) -> None:
         self._history = history
         self._now = now
-        self._windows, self._sources = SeenWindows(history, now), SeenWindows(history, now)
+        self.windows, self._sources = SeenWindows(history, now), SeenWindows(history, now)
+        """What detectors read of the last hour of stores, and of observed sources."""
         self._recent: dict[str, list[Window]] = {}
         """The last windows of observed sources, one by one."""
 
     def forget(self) -> None:
         """Read the windows from history again."""
-        self._windows.forget()
+        self.windows.forget()
         self._sources.forget()
         self._recent.clear()
-
-    def lately(self, store: str) -> list[Window]:
-        """What detectors read of a store's last hour, in parts of some minutes."""
-        return self._windows.of(store)
 
     def look(self, snapshots: Sequence[Snapshot], troubles: Sequence[Trouble] = ()) -> None:
         """Close incidents that answers disprove, open those that they show, and those of stores without an answer.
@@ -55,8 +52,8 @@ class Watch:
         for store, drift in self._drifts(snapshots).items():
             found[store]["tuning_drift"] = drift
         missing = [trouble.store for trouble in troubles]
-        now, windows = self._now(), self._windows.heard(snapshots, missing)
-        unread = not windows.keys() >= {*missing, *(snapshot.store for snapshot in snapshots)}
+        now, windows = self._now(), self.windows.heard(snapshots, missing)
+        unread = not windows.keys() >= {*missing, *found}
         decisions, emptied = self._lately(now), self._emptied(snapshots)
         reading = {
             store

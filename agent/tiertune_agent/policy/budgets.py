@@ -12,8 +12,6 @@ from tiertune_connector.documents import Document
 from tiertune_connector.tuning import LOCAL
 from tiertune_connector.units import Size, format_size
 
-FIELDS: Mapping[str, str] = {capacity_field(tier): tier for tier in LOCAL}
-
 
 class Budgets(Document):
     """Bytes of the whole fleet. What is above one is given back; nothing grows while a store is away."""
@@ -98,8 +96,8 @@ class Capacities:
     def note(self, decision: Decision) -> None:
         """Count a change that was made, or may be made."""
         for part in parts(decision):
-            held, tier = self._held.get(part.target.store), FIELDS.get(part.field, "")
-            if held is not None and tier:
+            held, tier = self._held.get(part.target.store), part.target.tier
+            if held is not None and part.field == capacity_field(tier):
                 more = max(0, int(part.before) - held[tier], int(part.after) - held[tier])
                 held[tier] += more
                 self._paid[tier] += more

@@ -3,7 +3,7 @@
 import re
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BeforeValidator, Field, field_validator
@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from tiertune_connector.documents import Document
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
-DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+DAYS: tuple[Day, ...] = get_args(Day)
 _CLOCK = r"^\d\d:\d\d(:\d\d)?$"
 
 

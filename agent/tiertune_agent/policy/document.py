@@ -1,11 +1,13 @@
 """Policy files: what operators allow the agent to do. Strict; every problem with file, line and column."""
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from time import sleep
 from typing import Annotated, Any, Literal, Self
@@ -17,7 +19,6 @@ from tiertune_agent.followed import Followed
 from tiertune_agent.policy.budgets import Budgets, budgeted
 from tiertune_agent.policy.calendar import FreezeTimes
 from tiertune_agent.policy.guard import Rules
-from tiertune_agent.policy.match import Match
 from tiertune_agent.records import Rates, Target
 from tiertune_agent.tuners.base import Mode, Tuner, TunerSettings
 from tiertune_agent.tuners.registry import TUNERS, Tuners
@@ -97,6 +98,33 @@ class Rule(Document):
     remote: Remote = Remote()
 
 
+class Match(Document):
+    """Shell patterns; both must fit. A model pattern fits a tier if it fits every model that the tier serves."""
+
+    model: str = "*"
+    """Pattern of the served model's name."""
+    store: str = "*"
+    """Pattern of the store's name; ``fleet`` is the remote."""
+
+    def fits(self, target: Target) -> bool:
+        served = all(fnmatchcase(model, self.model) for model in target.models or ("",))
+        return served and fnmatchcase(target.store, self.store)
+
+    def meets(self, other: "Match") -> bool:
+        """Whether both may fit the same target; true if in doubt."""
+        return _may_meet(self.model, other.model) and _may_meet(self.store, other.store)
+
+
+def _may_meet(one: str, other: str) -> bool:
+    """Whether a name may fit both patterns: by matching if one is a plain name, else if their starts and ends agree."""
+    parts, its_parts = (re.split(r"[*?\[\]]", each) for each in (one, other))
+    if len(parts) == 1 or len(its_parts) == 1:
+        return fnmatchcase(one, other) or fnmatchcase(other, one)
+    head, longer_head = sorted((parts[0], its_parts[0]), key=len)
+    tail, longer_tail = sorted((parts[-1], its_parts[-1]), key=len)
+    return longer_head.startswith(head) and longer_tail.endswith(tail)
+
+
 class Override(Rule):
     match: Match
 
@@ -110,12 +138,12 @@ class Policy(Rule):
     @field_validator("overrides")
     @classmethod
     def _sound_together(cls, value: tuple[Override, ...], info: ValidationInfo) -> tuple[Override, ...]:
-        below = {name: info.data[name] for name in Rule.model_fields if name in info.data}
-        if len(below) == len(Rule.model_fields):
-            alone, pairs = ([*combinations(enumerate(value), count)] for count in (1, 2))
-            for each in (*alone, *(pair for pair in pairs if pair[0][1].match.meets(pair[1][1].match))):
+        if not Rule.model_fields.keys() <= info.data.keys():
+            return value  # a field below is wrong by itself
+        for each in chain(*(combinations(enumerate(value), count) for count in (1, 2))):
+            if each[0][1].match.meets(each[-1][1].match):  # one alone meets itself
                 try:
-                    _resolved(Rule.model_construct(**below), [override for _, override in each])
+                    _resolved(Rule.model_construct(**info.data), [override for _, override in each])
                 except ValidationError as error:
                     which = " and ".join(f"entry {index}" for index, _ in each)
                     raise ValueError(f"{which}, laid over the rest: {FieldError.of(error)}") from error

@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415 (--help is quick)
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -27,9 +28,7 @@ def dashboards_preview(
 ) -> None:
     """Draw the dashboards with a Prometheus's real results, without Grafana: a page for each."""
     from tiertune_agent.network import web_address
-    from tiertune_agent.preview.documents import boards
-    from tiertune_agent.preview.drawn import Selection
-    from tiertune_agent.preview.page import write
+    from tiertune_agent.preview.drawn import Selection, boards, write
     from tiertune_agent.preview.prometheus import Prometheus
     from tiertune_connector.documents import where
     from tiertune_connector.units import parse_duration
@@ -39,12 +38,11 @@ def dashboards_preview(
     last_s = parsed("--last", parse_duration, last)
     if last_s <= 0:
         raise InputError(f"--last: {last} is no time: write it as 30m or 6h")
-    with Prometheus(address) as source:
+    with closing(Prometheus(address)) as source:
         try:
-            written = write(boards(), source, Selection(_moment(until), last_s), out)
+            pages = write(boards(), source, Selection(_moment(until), last_s), out)
         except OSError as error:
             raise InputError(f"--out: {where(error)}") from error
-    pages = [{"file": str(path), "panels": shown.shown, "with_data": shown.with_data} for path, shown in written]
     lines = [f"{one['file']}: {one['with_data']} of {one['panels']} panels have data" for one in pages]
     typer.echo("\n".join(lines))
     result({"pages": pages}, json_path)

@@ -1,13 +1,15 @@
-"""What the panels draw: series in, charts, rows and bars out. Pure."""
+"""What the panels draw: series in, charts, rows and bars out, with figures in Grafana's units. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from itertools import groupby
+from math import ceil, floor, log10
 
 from tiertune_agent.preview import prometheus
-from tiertune_agent.preview.units import figure, ticks
-from tiertune_agent.web.charts import Chart, Point, Series, Tick, joined, stepped
+from tiertune_agent.web.charts import Chart, Point, Series, Ticks, joined, stepped
+from tiertune_agent.web.text import POWERS
 
 TICK_PX = 100.0
 GAP_STEPS = 1.5
@@ -19,6 +21,41 @@ Points = Sequence[Point]
 Named = Sequence[tuple[str, prometheus.Series]]
 
 
+_BYTES = ((2.0**40, " TiB"), (2.0**30, " GiB"), (2.0**20, " MiB"), (2.0**10, " KiB"), (1.0, " B"))
+_DECIMAL = (*POWERS, (1.0, " "))
+_SCALES: dict[str, Sequence[tuple[float, str]]] = {
+    "percentunit": ((0.01, " %"),),
+    "s": ((86400.0, " d"), (3600.0, " h"), (60.0, " min"), (1.0, " s"), (1e-3, " ms"), (1e-6, " µs")),
+    "bytes": _BYTES,
+    "Bps": _BYTES,
+}
+_SUFFIXES = {"Bps": "/s", "reqps": "req/s", "ops": "ops/s", "watt": "W", "joule": "J"}
+_STEPS = 5
+"""Of an axis, at most."""
+
+
+def figure(value: float, unit: str) -> str:
+    """``12.4 k``, ``81 %``, ``3.2 ms``, ``10 MiB/s``: three digits or so."""
+    scale, name = _scale(float(f"{value:.3g}"), unit)  # 999,999 is 1 M
+    digits = Decimal(f"{value / scale + 0.0:.3g}")  # 0.0: else "-0"
+    return f"{digits:,f}{name}{_SUFFIXES.get(unit, '')}".rstrip()
+
+
+def ticks(low: float, high: float, unit: str) -> list[float]:
+    """Values between ``low`` and a higher ``high`` that are round in the unit in which they are written."""
+    scale, _ = _scale(max(-low, high), unit)
+    least = (high - low) / scale / _STEPS
+    power = 10.0 ** floor(log10(least))
+    step = scale * power * next((each for each in (1, 2, 5) if each * power >= least), 10)
+    return [step * place for place in range(ceil(low / step), floor(high / step) + 1)]
+
+
+def _scale(value: float, unit: str) -> tuple[float, str]:
+    """The largest unit of which the value has at least one, else the smallest; for 0 the plain one."""
+    scales = _SCALES.get(unit, _DECIMAL)
+    return next((each for each in scales if (abs(value) or 1.0) >= each[0]), scales[-1])
+
+
 @dataclass(frozen=True)
 class Frame:
     """Time that a drawing covers, its size in pixels, and its name."""
@@ -26,16 +63,16 @@ class Frame:
     start: float
     end: float
     step_s: float
-    width: float
-    height: float
+    width: int
+    height: int
     label: str = ""
 
-    def clock(self) -> list[Tick]:
+    def clock(self) -> Ticks:
         """Times in the middle of equal parts."""
         count, span = max(2, int(self.width / TICK_PX)), self.end - self.start
         form = "%H:%M:%S" if span <= DAY_S else "%d %b %H:%M"
         found = [self.start + span * (place + 0.5) / count for place in range(count)]
-        return [Tick(at, datetime.fromtimestamp(at, UTC).strftime(form)) for at in found]
+        return tuple((at, datetime.fromtimestamp(at, UTC).strftime(form)) for at in found)
 
 
 def colour(place: int) -> str:
@@ -59,7 +96,7 @@ def lines(named: Named, frame: Frame, unit: str, *, steps: bool) -> Chart:
 def curve(points: Points, frame: Frame, unit: str) -> Chart:
     """A line over bytes, from 0 on."""
     x = _limits(x for x, _ in points)
-    xs = [Tick(mark, figure(mark, "bytes")) for mark in ticks(*x, "bytes")]
+    xs = tuple((mark, figure(mark, "bytes")) for mark in ticks(*x, "bytes"))
     line = Series("c0", tuple(sorted(points)), dots=3.0)
     return _chart([line], frame, unit, x, xs)
 
@@ -72,17 +109,17 @@ def spark(points: Points, frame: Frame) -> Chart | None:
     return Chart(frame.label, (line,), (frame.start, frame.end), y, kind="spark")
 
 
-def _chart(series: Sequence[Series], frame: Frame, unit: str, x: Point, xs: Sequence[Tick]) -> Chart:
+def _chart(series: Sequence[Series], frame: Frame, unit: str, x: Point, xs: Ticks) -> Chart:
     y = _limits(point[1] for one in series for point in one.points if point)
     return Chart(
         frame.label,
         tuple(series),
         x,
         y,
-        xs=tuple(xs),
-        ys=tuple(Tick(mark, figure(mark, unit)) for mark in ticks(*y, unit)),
-        width=int(frame.width),
-        height=int(frame.height),
+        xs=xs,
+        ys=tuple((mark, figure(mark, unit)) for mark in ticks(*y, unit)),
+        width=frame.width,
+        height=frame.height,
         letter=LETTER_PX,
     )
 

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
@@ -33,22 +33,13 @@ class Prometheus:
         """Without a password, for messages."""
         self._http = http_client(base_url=url, timeout=TIMEOUT_S, transport=transport)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._http.close()
 
-    def over(self, expression: str, start: float, end: float, step_s: float) -> list[Series]:
-        """A range query; times in Unix seconds."""
-        data = self._get("query_range", query=expression, start=start, end=end, step=step_s)
-        return [_series(row["metric"], row["values"]) for row in data["result"]]
-
-    def at(self, expression: str, time: float) -> list[Series]:
-        """An instant query."""
-        return [
-            _series(row["metric"], [row["value"]]) for row in self._get("query", query=expression, time=time)["result"]
-        ]
+    def query(self, expression: str, **when: float) -> list[Series]:
+        """What it is at a ``time``, or from ``start`` to ``end`` by ``step``; times in Unix seconds."""
+        data = self._get("query" if "time" in when else "query_range", query=expression, **when)
+        return [_series(row["metric"], row["values"] if "values" in row else [row["value"]]) for row in data["result"]]
 
     def scrape_s(self) -> float:
         """Longest time between scrapes of our jobs, or of all if none is ours; ``USUAL_SCRAPE_S`` if none is known."""

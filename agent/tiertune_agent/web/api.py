@@ -1,5 +1,6 @@
-"""The JSON API. Every writing call leaves an audit row."""
+"""The JSON API. Every writing call leaves an audit row; its body is bounded, and nothing of an invalid one echoed."""
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
@@ -8,6 +9,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiertune_agent.catalogue import AgentMetrics
 from tiertune_agent.changes.control import ChangeControl, Refused, Unknown
@@ -16,7 +18,6 @@ from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.leader import NotLeadingError
 from tiertune_agent.records import Decision
-from tiertune_agent.web.bodies import bounded, unprocessable
 from tiertune_agent.web.look import Looks
 from tiertune_agent.web.unmade import sentence, unmade
 from tiertune_agent.web.views import Number, Views
@@ -26,6 +27,8 @@ from tiertune_connector.httpd.listening import Listening
 from tiertune_connector.tuning import Digest
 from tiertune_connector.units import Duration, parse_duration
 
+MOST_BYTES = 64 << 10
+"""Largest body: a reason has up to 500 characters, all else is shorter."""
 SHORTEST_FREEZE_S, LONGEST_FREEZE_S = 1.0, 366 * 86400.0
 
 
@@ -172,3 +175,32 @@ def _writing(operators: Operators, changes: ChangeControl) -> APIRouter:
 
 def _told(code: int, _: Request, error: Exception) -> Response:
     return JSONResponse({"detail": str(error)}, status_code=code)
+
+
+def bounded(app: ASGIApp) -> ASGIApp:
+    """The application, which answers 413 to a longer body, and reads no more of it."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        heard = 0
+
+        async def limited() -> Message:
+            nonlocal heard
+            message = await receive()
+            heard += len(message.get("body", b""))
+            if heard > MOST_BYTES:
+                raise HTTPException(413, f"the body has more than {MOST_BYTES} bytes")
+            return message
+
+        await app(scope, limited, send)
+
+    return answered
+
+
+def unprocessable(_: Request, error: Exception) -> Response:
+    """Like FastAPI's own answer without what was sent: half a character or ``NaN`` cannot go into an answer."""
+    assert isinstance(error, RequestValidationError)
+    problems = [
+        {"type": problem["type"], "loc": problem["loc"], "msg": problem["msg"].removeprefix("Value error, ")}
+        for problem in error.errors()
+    ]
+    return Response(json.dumps({"detail": problems}), 422, media_type="application/json")

@@ -19,6 +19,8 @@ from pygal.style import Style
 etree.to_etree()  # pygal takes lxml's trees where that is installed; what is changed below is the standard library's
 
 Point = tuple[float, float]
+Ticks = tuple[tuple[float, str], ...]
+"""Places on an axis, and their labels."""
 WIDTH, HEIGHT = 520, 170
 ROW_PX, FOOT_PX = 26, 12
 LETTER_PX = 16
@@ -31,21 +33,13 @@ _ROUNDED = ("d", "x", "y", "cx", "cy", "width", "height")
 
 
 @dataclass(frozen=True)
-class Tick:
-    at: float
-    label: str
-
-
-@dataclass(frozen=True)
 class Series:
-    """``kind``: its classes. A point that is None breaks the line. ``dots``: their radius."""
+    """``kind``: its classes. A point that is None breaks the line; an area has its outline. ``dots``: their radius."""
 
     kind: str
     points: tuple[Point | None, ...]
     name: str = ""
     """Shown by browsers under the pointer."""
-    filled: bool = False
-    """An area: its points are its outline."""
     line: bool = True
     dots: float = 0.0
     tips: tuple[str, ...] = ()
@@ -61,8 +55,8 @@ class Chart:
     series: tuple[Series, ...]
     x: tuple[float, float]
     y: tuple[float, float]
-    xs: tuple[Tick, ...] = ()
-    ys: tuple[Tick, ...] = ()
+    xs: Ticks = ()
+    ys: Ticks = ()
     marked: str = ""
     """The label among ``xs`` that has a line of its own."""
     kind: str = ""
@@ -117,8 +111,8 @@ def draw(chart: Chart) -> Markup:
         show_x_labels=bool(chart.xs),
         show_y_labels=bool(chart.ys),
         show_x_guides=True,
-        x_labels=[{"value": tick.at, "label": tick.label} for tick in chart.xs],
-        y_labels=[{"value": tick.at, "label": tick.label} for tick in chart.ys],
+        x_labels=[{"value": at, "label": label} for at, label in chart.xs],
+        y_labels=[{"value": at, "label": label} for at, label in chart.ys],
         x_labels_major=[chart.marked] if chart.marked else [],
         y_labels_major=[0.0 if chart.y[0] < 0.0 else None],
         allow_interruptions=True,
@@ -130,8 +124,7 @@ def draw(chart: Chart) -> Markup:
         values = [{"value": point, "tooltip": tip} if tip and point else point for point, tip in each]
         drawn.add(one.name, values, stroke=one.line, show_dots=bool(one.dots), dots_size=one.dots)
     classes = f"chart {chart.kind}".rstrip()
-    told = [(f"{one.kind} filled" if one.filled else one.kind, one.name) for one in chart.series]
-    return _svg(drawn, classes, chart.label, told, bare=bare)
+    return _svg(drawn, classes, chart.label, [(one.kind, one.name) for one in chart.series], bare=bare)
 
 
 @lru_cache(maxsize=KEPT)

@@ -87,13 +87,7 @@ def off_spans(changes: Switched, now_is: str, since: datetime, now: datetime) ->
 
     If it is on now by no known change, nobody knows how long it was off.
     """
-    spans, began = [], since
-    state = {"on": "off", "off": "on"}[changes[0][1]] if changes else now_is  # before the first change
-    for at, to in changes:
-        if to != state:
-            if state == "off" and at > since:
-                spans.append((began, at))
-            state, began = to, max(at, since)
-    if state == now_is == "off":
-        spans.append((began, now))
-    return spans
+    first = {"on": "off", "off": "on"}[changes[0][1]] if changes else now_is
+    states = [(since, first), *((max(at, since), to) for at, to in changes)]
+    ends = [*(at for at, _ in states[1:]), now if now_is == "off" else states[-1][0]]
+    return [(at, end) for (at, to), end in zip(states, ends, strict=True) if to == "off" and at < end]

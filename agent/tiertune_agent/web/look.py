@@ -9,10 +9,10 @@ from operator import attrgetter
 
 from tiertune_agent.changes.control import unmakeable
 from tiertune_agent.fields import Json
-from tiertune_agent.records import JUDGED, Decision, State, Window, Windows, ended
+from tiertune_agent.records import JUDGED, Decision, State, Window, Windows, ended, grouped
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.web.curves import Counted, Curve, by_gain, counted, curves
-from tiertune_agent.web.figures import Cost, Switched, WindowSums, added, cost, sums
+from tiertune_agent.web.figures import Cost, Span, Switched, WindowSums, added, cost, sums
 from tiertune_agent.web.views import Views
 
 POINTS = 60
@@ -130,40 +130,22 @@ class Looks:
         newest = {name: read.sums.until or since for name, read in before.items()}
         stale = {name for name, store in named.items() if before[name].answered != store["last_seen"]}
         known = {name for name in stale if newest[name] > since}
-        told: dict[str, list[Window]] = {}
-        for names in (known, stale - known):
-            first = min((newest[name] for name in names), default=since) - LATE
-            for window in self._views.history.measured.fleet_windows(names, first, now) if names else ():
-                if ended(window) >= newest[window.store]:
-                    told.setdefault(window.store, []).append(window)
-        typical = self._views.history.measured.typical(named)
+        measured = self._views.history.measured
+        came = grouped(
+            (
+                window
+                for names in (known, stale - known)
+                if names
+                for window in measured.fleet_windows(names, min(newest[name] for name in names) - LATE, now)
+                if ended(window) > newest[window.store] and window.start >= since
+            ),
+            attrgetter("store"),
+        )
+        typical = measured.typical(named)
         self._stores = {
-            name: self._added(store, before[name], told.get(name, []), typical.get(name), (since, now))
+            name: _added(store, before[name], came.get(name, []), typical.get(name), (since, now))
             for name, store in named.items()
         }
-
-    def _added(
-        self,
-        store: Json,
-        read: SeenStore,
-        told: Windows,
-        typical: TypicalCandidate | None,
-        span: tuple[datetime, datetime],
-    ) -> SeenStore:
-        """Add windows since the newest one read, which comes again; nothing outside of the span."""
-        again, (since, now) = {window.start for window in told}, span
-        before = [step for step in read.steps if since <= step.start <= now and step.start not in again]
-        answers = read.answered != store["last_seen"]
-        if not answers and len(before) == len(read.steps):
-            return read
-        steps = [*before, *_steps(window for window in told if window.start >= since)]
-        return SeenStore(
-            store["last_seen"],
-            steps,
-            curves(store, (one for step in steps for one in step.counted)) if answers or not steps else read.curves,
-            added(step.sums for step in steps),
-            [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
-        )
 
 
 def approvable(decision: Decision) -> bool:
@@ -177,3 +159,19 @@ def _steps(windows: Iterable[Window]) -> Iterator[_Step]:
         remote = next((one for one in told if one.tier == "remote" and not one.namespace), None)
         counts = [one for one in map(counted, told) if one]
         yield _Step(start, added(map(sums, told)), counts, remote, cost(remote) if remote else None)
+
+
+def _added(store: Json, read: SeenStore, came: Windows, typical: TypicalCandidate | None, span: Span) -> SeenStore:
+    """Add the windows that came since; leave out those that did not begin within the span."""
+    steps = [step for step in read.steps if span[0] <= step.start <= span[1]]
+    answers = read.answered != store["last_seen"]
+    if not answers and len(steps) == len(read.steps):
+        return read
+    steps += _steps(came)
+    return SeenStore(
+        store["last_seen"],
+        steps,
+        curves(store, (one for step in steps for one in step.counted)) if answers or not steps else read.curves,
+        added(step.sums for step in steps),
+        [paid for step in steps if (paid := step.cost or (step.remote and cost(step.remote, typical)))],
+    )

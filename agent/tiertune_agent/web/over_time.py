@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from math import ceil, floor, inf, log10
 
-from tiertune_agent.web.charts import Chart, Point, Series, Tick, joined, stepped
+from tiertune_agent.web.charts import Chart, Point, Series, joined, stepped
 from tiertune_agent.web.figures import Cost, Span
 from tiertune_agent.web.text import ago, span
 
-SHARES = tuple(Tick(share, f"{share:.0%}") for share in (0.0, 0.25, 0.5, 0.75, 1.0))
+SHARES = tuple((share, f"{share:.0%}") for share in (0.0, 0.25, 0.5, 0.75, 1.0))
 OFF = "off"
 """Series of the times without fetches from the tier."""
 
@@ -29,20 +29,20 @@ def cost_chart(store: str, costs: Sequence[Cost], off: Sequence[Span], now: date
     def x(at: datetime) -> float:
         return (min(max(at, first), last) - last).total_seconds()
 
-    told = (f"{span(-x(first))} ago", "now") if now - last <= fresh else (ago(first, now), ago(last, now))
+    began, ended = (f"{span(-x(first))} ago", "now") if now - last <= fresh else (ago(first, now), ago(last, now))
     spans = [(x(start), x(end)) for start, end in off]
     areas = joined([(start, low), (start, high), (end, high), (end, low)] for start, end in spans if start < end)
     return Chart(
         label=f"Seconds per request on {store}: fetching from remote against recomputing",
         series=(
-            *([Series(OFF, areas, "fetch off", filled=True)] if areas else ()),
+            *([Series(OFF, areas, "fetch off")] if areas else ()),
             Series("recompute", tuple((x(one.at), log10(one.recompute_s)) for one in known), "recompute"),
             Series("fetch", tuple((x(one.at), log10(one.fetch_s)) for one in known), "fetch from remote"),
         ),
         x=(x(first), 0.0),
         y=(low, high),
-        xs=tuple(map(Tick, (x(first), 0.0), told)),
-        ys=tuple(Tick(float(power), _power(power)) for power in range(low, high + 1)),
+        xs=((x(first), began), (0.0, ended)),
+        ys=tuple((float(power), _power(power)) for power in range(low, high + 1)),
         kind="cost",
     )
 
@@ -54,25 +54,20 @@ def step_chart(steps: Sequence[Point], until_s: float, marks: Sequence[tuple[flo
     """
     until_s = max(until_s, *(at for at, _ in steps), *(at for at, _ in marks), 1.0)
     corners = [*stepped(steps), (until_s, steps[-1][1])]
-    found = tuple((at, _held(steps, at)) for at, _ in marks)
+    found = tuple((at, [share for start, share in steps if start <= at][-1]) for at, _ in marks)
     return Chart(
         label="Remote share over time",
         series=(
-            Series("area", ((corners[0][0], 0.0), *corners, (until_s, 0.0)), filled=True),
+            Series("area", ((corners[0][0], 0.0), *corners, (until_s, 0.0))),
             Series("line", tuple(corners)),
             Series("mark", found, line=False, dots=3.5, tips=tuple(name for _, name in marks)),
         ),
         x=(0.0, until_s),
         y=(0.0, 1.0),
-        xs=tuple(Tick(until_s * part, span(until_s * part)) for part in (0.25, 0.5, 0.75, 1.0)),
+        xs=tuple((until_s * part, span(until_s * part)) for part in (0.25, 0.5, 0.75, 1.0)),
         ys=SHARES,
         kind="split",
     )
-
-
-def _held(steps: Sequence[Point], at: float) -> float:
-    """The share that holds at a time."""
-    return [share for start, share in steps if start <= at][-1]
 
 
 def _power(power: int) -> str:

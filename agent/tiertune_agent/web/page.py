@@ -12,8 +12,7 @@ from jinja2 import Environment
 
 from tiertune_agent.policy.document import DEFAULT
 from tiertune_agent.web import charts, templating, text
-from tiertune_agent.web.compared import compared
-from tiertune_agent.web.evidence import tables
+from tiertune_agent.web.evidence import compared, tables
 from tiertune_agent.web.look import Looks, Seen, approvable
 from tiertune_agent.web.overview import facts, overview
 from tiertune_agent.web.unmade import sentence, unmade, values

@@ -2,10 +2,9 @@
 
 from math import inf
 from secrets import token_urlsafe
-from typing import Annotated
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp
@@ -104,9 +103,9 @@ def router(sessions: Sessions, *, secure: bool, clock: Clock) -> APIRouter:
         return shown("", 200)
 
     @pages.post("/login")
-    async def sign_in(token: Annotated[str, Depends(_token)], request: Request) -> Response:
-        source = request.client.host if request.client else ""
-        session = sessions.begin(token)
+    async def sign_in(request: Request) -> Response:
+        source, body = request.client.host if request.client else "", await request.body()
+        session = sessions.begin(parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip())
         if session is None:
             if not errors.admits(source):
                 return shown("Too many attempts: wait a few seconds.", 429)
@@ -124,9 +123,3 @@ def router(sessions: Sessions, *, secure: bool, clock: Clock) -> APIRouter:
         return answer
 
     return pages
-
-
-async def _token(request: Request) -> str:
-    """The token in the form."""
-    fields = parse_qs((await request.body()).decode("utf-8", "replace"))
-    return fields.get("token", [""])[0].strip()

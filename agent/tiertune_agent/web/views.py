@@ -1,7 +1,7 @@
 """The documents that the API and the page show, read from history."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from tiertune_agent.policy.present import NOTHING, frozen_all, of_remote, of_sto
 from tiertune_agent.records import FLEET, JUDGED, OBSERVED, Now, State
 from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.verdicts.ledger import hour_of
-from tiertune_agent.web.compared import compared
+from tiertune_agent.web.evidence import compared
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Number = Annotated[int, Path(ge=1, lt=2**63)]
@@ -34,9 +34,9 @@ class Views:
     leads: Callable[[], bool]
     now: Now
     window_s: float
-    stores: Callable[[], Mapping[str, str]] = dict
+    stores: Callable[[], Mapping[str, str]]
     """This and the next: names of the present stores, and of what is only observed, by address."""
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str]
 
     def fleet(self) -> JsonDict:
         """Every store with its tiers, tuning; what tuners last answered; what is frozen.
@@ -56,7 +56,7 @@ class Views:
         }
         of_fleet = of_remote(policy, now) if remote else NOTHING
         return {
-            "time": self.now().isoformat(),
+            "time": now.isoformat(),
             "leader": self.leads(),
             "window_s": self.window_s,
             "frozen": self._frozen(frozen_all(policy, (*allowed.values(), of_fleet), now)),
