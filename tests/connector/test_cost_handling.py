@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from connector.ways import Way
-from tiertune_connector.cost import FetchCost
-from tiertune_connector.cost.handling import REMEMBERED, SIZES, Handling
+from tiertune_connector.cost.fetch import REMEMBERED, SIZES, FetchCost, Handling
 
 KIB, MIB = 1 << 10, 1 << 20
 SMALL, LARGE = 64 * KIB, 16 * MIB

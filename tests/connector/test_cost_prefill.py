@@ -38,8 +38,11 @@ def test_flops_are_the_references():
 
 def test_a_step_has_the_flops_of_its_requests():
     """Their sum, and nothing else."""
-    assert TOKENS_ONLY.step_flops([(0, 10), (5, 7)]) == 12
-    assert ModelShape(params=0, layers=1, width=1).step_flops([(0, 3), (1, 2)]) == 2 * (9 + 3)
+    several, one = (PrefillCost(ModelShape(params=0, layers=1, width=1)) for _ in range(2))
+    for seconds in (1.0, 1.1, 1.2):
+        several.observe_step([(0, 3), (1, 2)], seconds)
+        one.observe_step([(2, 4)], seconds)
+    assert several.line == one.line is not None
 
 
 def test_it_is_unknown_until_three_steps_were_seen():

@@ -3,16 +3,17 @@
 from tiertune_connector.cost.backlog import Backlog
 from tiertune_connector.cost.fetch import FetchCost, FetchEstimate, Predicted
 from tiertune_connector.cost.gate import (
+    ALONE,
     Candidate,
     GateDecision,
     GateSettings,
+    Others,
     Reason,
     deadline_s,
     decide,
     gain_s,
     waited_s,
 )
-from tiertune_connector.cost.others import ALONE, Others
 from tiertune_connector.cost.prefill import TOKENS_ONLY, ModelShape, PrefillCost
 
 __all__ = [

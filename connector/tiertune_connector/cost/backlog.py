@@ -17,6 +17,9 @@ class _Left(NamedTuple):
     flops: float
 
 
+_NOTHING = _Left(0, 0, 0.0)
+
+
 @dataclass(slots=True)
 class _Block:
     """Requests that arrived one after another, and the sums over them."""
@@ -26,15 +29,14 @@ class _Block:
     flops: float = 0.0
 
     def put(self, request: str, left: _Left) -> None:
-        before = self.left.get(request)
+        before = self.left.get(request, _NOTHING)
         self.left[request] = left
-        self.tokens += left.tokens - (before.tokens if before else 0)
-        self.flops += left.flops - (before.flops if before else 0.0)
+        self.tokens += left.tokens - before.tokens
+        self.flops += left.flops - before.flops
 
     def drop(self, request: str) -> None:
-        left = self.left.pop(request)
-        self.tokens -= left.tokens
-        self.flops -= left.flops
+        self.put(request, _NOTHING)
+        del self.left[request]
 
 
 class Backlog:
@@ -97,17 +99,12 @@ class Backlog:
         mine = self._places.get(request)
         if mine is None:
             return 0.0
-        requests, tokens, flops = 0, 0, 0.0
-        for place, block in self._blocks.items():
-            if place == mine:
-                break
-            requests += len(block.left)
-            tokens += block.tokens
-            flops += block.flops
+        ahead = [(len(block.left), block.tokens, block.flops) for place, block in self._blocks.items() if place < mine]
         for other, left in self._blocks[mine].left.items():
             if other == request:
                 break
-            requests += 1
-            tokens += left.tokens
-            flops += left.flops
-        return (self._prefill.work_s(flops, tokens, requests) or 0.0) if requests else 0.0
+            ahead.append((1, left.tokens, left.flops))
+        if not ahead:
+            return 0.0
+        requests, tokens, flops = map(sum, zip(*ahead, strict=True))
+        return self._prefill.work_s(flops, tokens, requests) or 0.0

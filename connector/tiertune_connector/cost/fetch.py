@@ -4,14 +4,12 @@ from math import exp, frexp, inf, log, sqrt
 
 import msgspec
 
-from tiertune_connector.cost.handling import Handling
-
 PLAUSIBLE_S = (1e-9, 1e9)
 """Seconds outside this range are a clock's mistake and teach nothing."""
 MEMORIES_S = (0.0, 10.0, 100.0, 1000.0)
 """Seconds in which a bandwidth drifts as far as one sample errs: 0 believes only the newest sample."""
 REMEMBERED = 0.95
-"""Share of its weight that a prediction error keeps with each new one: the last twenty count."""
+"""Share of its weight that an error keeps with each new one: the last twenty count."""
 JUDGED = 0.1
 """Weight of a load's error among those before it."""
 CHANGE = log(2.0)
@@ -21,6 +19,12 @@ SURPRISE = log(10.0)
 """Most that one sample moves a belief: what is further off must be seen twice."""
 STALE_S = 60.0
 """Silence after which doubt grows."""
+SIZES = (0.0, *(float(1 << shift) for shift in range(14, 25)))
+"""Bytes that come in the time of handling one chunk: nothing, or 16 KiB to 16 MiB."""
+APART = 2.0
+"""Ratio from which chunks count as of another size: less tells hardly more than noise."""
+SEEN = 2
+"""Pairs that must agree: one of them may be a moment when the way changed."""
 DOUBT_AT_FIRST = 0.3
 DOUBT_AT_MOST = 2.0
 
@@ -58,6 +62,39 @@ class FetchEstimate(msgspec.Struct, frozen=True):
         if not chunk_bytes:
             return self.bytes_per_s
         return chunk_bytes / (self.per_chunk_s + chunk_bytes / self.bytes_per_s)
+
+
+class Handling:
+    """Finds the handling that makes two successive samples, with chunks of different sizes, equally fast.
+
+    It is in bytes (Hockney's half-performance length: chunks so long come at half of the way's speed), so a way that
+    gets slower does so for chunks of every size. Only neighbours are compared: for older samples the way may have been
+    another. It may change between neighbours too, but gets slower before small chunks as often as before large ones.
+    """
+
+    __slots__ = ("_errors", "_last", "_pairs", "nbytes")
+
+    def __init__(self) -> None:
+        self.nbytes = 0.0
+        self._errors = [0.0] * len(SIZES)
+        """Errors in predicting each pair's second from its first, older ones weighing less. Not squared: a median."""
+        self._pairs = 0
+        self._last: tuple[float, float] | None = None
+        """Bytes and seconds of a chunk."""
+
+    def learn(self, chunk_bytes: float, chunk_s: float) -> float:
+        """A sample came at ``chunk_s`` a chunk; returns the factor by which bandwidths learned before change."""
+        last, self._last = self._last, (chunk_bytes, chunk_s)
+        if last is None or 1.0 / APART < chunk_bytes / last[0] < APART:
+            return 1.0
+        slower, before = log(chunk_s / last[1]), self.nbytes
+        for index, size in enumerate(SIZES):
+            error = abs(slower - log((chunk_bytes + size) / (last[0] + size)))
+            self._errors[index] = REMEMBERED * self._errors[index] + error
+        self._pairs += 1
+        if self._pairs >= SEEN:
+            self.nbytes = SIZES[self._errors.index(min(self._errors))]
+        return (last[0] + self.nbytes) / (last[0] + before)
 
 
 class FetchCost:

@@ -9,26 +9,60 @@ and a backlog hides it only if the backlog lasts as long as a slow fetch. The co
 that a request that fetches is put off by steps of others.
 
 A second of prefill, or of the link to the remote, also makes others wait: the gate weighs the cut at its price for all
-(``others``). The seconds that it reports are the request's own.
+(`Others`). The seconds that it reports are the request's own.
 
 All cuts are weighed at once, and the shortest of the best is taken. The prompt's last token is always computed.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
 from math import exp
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from tiertune_connector.cost.fetch import FetchEstimate, Predicted
-from tiertune_connector.cost.others import ALONE, Others
 from tiertune_connector.cost.prefill import Floats
 
 REMOTE = "remote"
 MANY = 1 << 31
 """More chunks than any prompt has."""
+
+
+HELD_UP = 0.5
+"""Share of waiting transfers that make their request wait: the others have prefills ahead of them anyway."""
+
+
+class Others(NamedTuple):
+    """Requests beside one's own; without any, costs are its own.
+
+    Whoever takes an engine or a link makes those behind it wait. A gate that looks only at its own request takes what
+    is free now, and with many requests all are worse off. So every second of an engine or a link costs one second more
+    for each request that will be behind. They are not here yet, but on average as many come during a request as it
+    found ahead of it (Little's law, if they come and go in turn). This also keeps finite all queues that can be
+    (max-weight: serve by the length of the queues; Tassiulas and Ephremides 1992).
+    """
+
+    prefills: int = 0
+    """Those whose prefill on its engine is not finished."""
+    transfers: int = 0
+    """Those whose transfer on the link to the remote is not finished."""
+
+    @property
+    def prefill_price(self) -> float:
+        """Seconds that all together, the request and those behind it, pay for one of prefill."""
+        return 1.0 + self.prefills
+
+    @property
+    def transfer_price(self) -> float:
+        """The same for a second of a transfer; its own wait costs only the request."""
+        return 1.0 + HELD_UP * self.transfers
+
+
+ALONE = Others()
 
 
 class Reason(StrEnum):
@@ -194,65 +228,58 @@ def decide(
         offer = offers.get(tier)
         if offer is None:
             bounds, estimate = settings.get(tier, _DEFAULT), fetch.get(tier)
-            unknown = estimate is None or left_s is None
-            least = -(-bounds.min_fetch_tokens // chunk_tokens)
-            costs = estimate, chunk_bytes, others.transfer_price if tier == REMOTE else 1.0
-            apart = copy_s, 0.0 if offers else put_off_s
-            offer = offers[tier] = _Offer(tier, bounds, *costs, apart=apart, unknown=unknown, least=least)
-            if first + start >= most:
-                offer.refusal = offer.refusal or Reason.NO_ROOM
+            refusal = Reason.NO_ROOM if first + start >= most else None
+            if tier == REMOTE and (estimate is None or left_s is None):
+                refusal = Reason.UNKNOWN_COST
+            if not bounds.fetch_on:
+                refusal = Reason.OFF
+            offer = offers[tier] = _Offer(
+                tier,
+                estimate,
+                chunk_bytes,
+                margin=bounds.margin,
+                price=others.transfer_price if tier == REMOTE else 1.0,
+                apart=(copy_s, 0.0 if offers else put_off_s),
+                least=-(-bounds.min_fetch_tokens // chunk_tokens),
+                refusal=refusal,
+            )
         offer.runs.append((start, end))
     fetched = _best(offers.values(), left_s, end, most=most - first, backlog_s=backlog_s, others=others)
     last = tiers[first + fetched - 1 if fetched else -1]
     return _decision(first, fetched, last, offers, left_s, backlog_s=backlog_s, prefills=others.prefills)
 
 
+@dataclass(slots=True)
 class _Offer:
     """One tier's chunks of one request, counted from the first that is not computed."""
 
-    __slots__ = (
-        "_apart", "_chunk_bytes", "_estimate", "least", "quick_s", "refusal", "runs", "slow_s", "tier", "unknown",
-    )  # fmt: skip
+    tier: str
+    estimate: FetchEstimate | None
+    chunk_bytes: int
+    margin: float
+    price: float
+    """Of a second of the transfer, but not of its wait."""
+    apart: tuple[float, float]
+    """Seconds beside it, of each chunk and of all."""
+    least: int
+    """Fewer chunks are not worth a fetch."""
+    refusal: Reason | None
+    """Why none of the chunks may be fetched."""
+    runs: list[tuple[int, int]] = field(default_factory=list)
 
-    def __init__(
-        self,
-        tier: str,
-        bounds: GateSettings,
-        estimate: FetchEstimate | None,
-        chunk_bytes: int,
-        price: float,
-        *,
-        apart: tuple[float, float],
-        unknown: bool,
-        least: int,
-    ) -> None:
-        """A second of the transfer, but not of its wait, costs ``price``; ``apart``: seconds beside it, each and all.
+    @property
+    def doubt(self) -> float:
+        """Of local chunks none: in doubt they are fetched, as when a cost is unknown."""
+        return self.estimate.doubt if self.estimate is not None and self.tier == REMOTE else 0.0
 
-        ``unknown``: nobody knows whether a fetch pays; fewer than ``least`` chunks are not worth one.
-        """
-        self.tier, self.unknown, self.least = tier, unknown, least
-        self.refusal: Reason | None = None
-        """Why none of the chunks may be fetched."""
-        if not bounds.fetch_on:
-            self.refusal = Reason.OFF
-        elif tier == REMOTE and unknown:
-            self.refusal = Reason.UNKNOWN_COST
-        self.runs: list[tuple[int, int]] = []
-        self._estimate = estimate
-        self._chunk_bytes = chunk_bytes
-        self._apart = apart
-        self.slow_s = self.quick_s = (0.0, 0.0)
-        """Seconds, at their price, of a slow and a quick fetch: its fixed part, and that of each chunk; 0 if unknown.
-
-        Alike for local chunks: in doubt they are fetched, as when a cost is unknown.
-        """
-        if estimate is not None:
-            fixed_s = bounds.margin * (price * estimate.t0_s + estimate.queue_s)
-            chunk_s = bounds.margin * price * (estimate.per_chunk_s + chunk_bytes / estimate.bytes_per_s)
-            slow = exp(estimate.doubt) if tier == REMOTE else 1.0
-            each_s, all_s = apart
-            self.slow_s = slow * fixed_s + all_s, slow * chunk_s + each_s
-            self.quick_s = fixed_s / slow + all_s, chunk_s / slow + each_s
+    def slow_and_quick(self) -> Sequence[tuple[float, float]]:
+        """Seconds of either fetch, at their price: its fixed part, and that of each chunk; 0 if unknown."""
+        if self.estimate is None:
+            return [(0.0, 0.0)] * 2
+        fixed_s = self.margin * (self.price * self.estimate.t0_s + self.estimate.queue_s)
+        chunk_s = self.margin * self.price * (self.estimate.per_chunk_s + self.chunk_bytes / self.estimate.bytes_per_s)
+        slow, (each_s, all_s) = exp(self.doubt), self.apart
+        return (slow * fixed_s + all_s, slow * chunk_s + each_s), (fixed_s / slow + all_s, chunk_s / slow + each_s)
 
     def enough(self) -> int:
         """The first cut with as many chunks as are worth a fetch."""
@@ -265,15 +292,15 @@ class _Offer:
 
     def apart_s(self, chunks: int) -> float:
         """Seconds beside the transfer of so many chunks."""
-        each_s, all_s = self._apart
+        each_s, all_s = self.apart
         return each_s * chunks + all_s
 
     def candidate(self, cut: int, left_s: Floats | None, backlog_s: float, prefills: int) -> Candidate:
         taken = [(start, min(end, cut)) for start, end in self.runs if start < cut]
         fetched = sum([end - start for start, end in taken])
         chunks = sum([end - start for start, end in self.runs])
-        priced, estimate = fetched or chunks, self._estimate
-        fetch_s = None if estimate is None else estimate.seconds(priced, priced * self._chunk_bytes)
+        priced, estimate = fetched or chunks, self.estimate
+        fetch_s = None if estimate is None else estimate.seconds(priced, priced * self.chunk_bytes)
         recompute_s = None
         if left_s is not None:
             recompute_s = float(sum([left_s[start] - left_s[end] for start, end in taken or self.runs]))
@@ -281,11 +308,10 @@ class _Offer:
                 apart_s = self.apart_s(priced)
                 recompute_s = max(0.0, recompute_s + min(backlog_s, fetch_s + apart_s) - apart_s)
         if fetched:
-            reason = Reason.UNKNOWN_COST if self.unknown else Reason.CHEAPER
+            reason = Reason.UNKNOWN_COST if fetch_s is None or recompute_s is None else Reason.CHEAPER
         else:
             reason = self.refusal or (Reason.TOO_SHORT if chunks < self.least else Reason.SLOWER)
-        doubt = estimate.doubt if estimate is not None and self.tier == REMOTE else 0.0
-        return Candidate(self.tier, chunks, fetched, reason, fetch_s, recompute_s, backlog_s, prefills, doubt)
+        return Candidate(self.tier, chunks, fetched, reason, fetch_s, recompute_s, backlog_s, prefills, self.doubt)
 
 
 _DEFAULT = GateSettings()
@@ -297,7 +323,7 @@ def _best(
     """How many of the ``chunks`` to fetch, at most ``most``."""
     fetch_s = np.zeros((2, chunks + 1))  # of each chunk, if fetches are slow and if they are quick
     for offer in offers:
-        for row, (fixed_s, chunk_s) in zip(fetch_s, (offer.slow_s, offer.quick_s), strict=True):
+        for row, (fixed_s, chunk_s) in zip(fetch_s, offer.slow_and_quick(), strict=True):
             for start, end in offer.runs:
                 row[start + 1 : end + 1] = chunk_s
             row[offer.runs[0][0] + 1] += fixed_s

@@ -39,14 +39,6 @@ class ModelShape:
         """FLOPs of prefilling tokens ``h`` to ``n``: 2 P (n-h) + 2 L d (n² - h²)."""
         return 2 * self.params * (n - h) + 2 * self.layers * self.width * (n * n - h * h)
 
-    def step_flops(self, spans: Spans) -> float:
-        """FLOPs of a step that computes the tokens ``spans`` (first, end): the sum over the spans."""
-        tokens = squares = 0
-        for h, n in spans:
-            tokens += n - h
-            squares += n * n - h * h
-        return 2 * self.params * tokens + 2 * self.layers * self.width * squares
-
 
 TOKENS_ONLY = ModelShape(params=0.5, layers=0, width=0)
 """For an engine that cannot tell its shape: one "FLOP" per token, so that the cost is overhead + seconds per token."""
@@ -165,30 +157,24 @@ class PrefillCost:
         """
         if not self._prefills(spans) or not PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
             return
-        flops = self.shape.step_flops(spans)
+        flops = sum(self.shape.flops(first, end) for first, end in spans)
         if flops <= 0:
             return
-        surprise = self._surprise(flops, seconds)
-        if surprise and (self._held is None or self._held[0] != surprise):
-            self._held = (surprise, flops, seconds)
-            return
-        if surprise and self._held is not None:
-            self._follow(self._step_s(self._held[1]) + self._step_s(flops), self._held[2] + seconds)
-            self._add(*self._held[1:])
-        self._held = None
+        held, self._held = self._held, None
+        if surprise := self._surprise(flops, seconds):
+            if held is None or held[0] != surprise:
+                self._held = (surprise, flops, seconds)
+                return
+            self._follow(self._step_s(held[1]) + self._step_s(flops), held[2] + seconds)
+            self._add(*held[1:])
         self._add(flops, seconds)
         if self.samples >= MIN_SAMPLES:
             self._solve()
 
     def _prefills(self, spans: Spans) -> bool:
-        prefill = decode = 0
-        for first, end in spans:
-            tokens = end - first
-            if tokens > self._decode_tokens:
-                prefill += tokens
-            else:
-                decode += tokens
-        return prefill >= max(decode, 1)
+        tokens = [end - first for first, end in spans]
+        prefill = sum(each for each in tokens if each > self._decode_tokens)
+        return prefill >= max(sum(tokens) - prefill, 1)
 
     def _both(self, overhead_s: float, computing_s: float) -> float:
         return max(overhead_s, computing_s) if self._hidden else overhead_s + computing_s
