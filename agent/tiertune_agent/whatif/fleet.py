@@ -49,7 +49,7 @@ class GhostPlan(NamedTuple):
 
     def sampled(self, seen: SampledRequest, rate: float) -> SampledRequest:
         """What is simulated of what stores sampled at ``rate``, which another namespace may need."""
-        if self.rate == 1 and any(sample.hot for sample in seen.samples):  # it needs none, another one does
+        if self.rate == 1:  # it needs no hot ones, another one may
             return seen._replace(samples=[sample._replace(hot=False) for sample in seen.samples])
         if rate == self.rate:
             return seen
@@ -133,16 +133,16 @@ class FleetWhatif:
     def __init__(self, reader: SampleReader, handout: Handout, steady_s: Clock) -> None:
         """``steady_s`` counts seconds by a clock that nobody sets."""
         self._steady_s = steady_s
-        self._now_s: float | None = None
-        """When the last round was, in steady seconds."""
+        self._now_s = steady_s()
+        """When the last round was."""
         self._reader = reader
         self._handout = handout
         self._known = KnownCosts()
         self._grid = Grid()
         self._lately: dict[str, Snapshot] = {}
         """Stores as they last answered."""
-        self._now: Shape | None = None
-        """The sizes that stood in the last round."""
+        self._remote: int | None = None
+        """The remote's size in the last round."""
         self._namespaces: dict[str, _Namespace] = {}
         self._pace = Pace()
         self._resumed = True
@@ -170,12 +170,12 @@ class FleetWhatif:
         self._learn(fleet, at)
         hosts = self._waited_for(fleet, at)
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
-        remote = remote_bytes(fleet, self._now.remote if self._now else None)
-        now = self._now = median_shape(hosts)._replace(remote=remote)
+        self._remote = remote_bytes(fleet, self._remote)
+        now = median_shape(hosts)._replace(remote=self._remote)
         wanted = {name: one.wanted for name, one in self._namespaces.items()} | _wanted(fleet, now)
         self._hand_out(answers, at, wanted)
-        now_s = self._steady_s()
-        since_s, self._now_s = now_s if self._now_s is None else self._now_s, now_s
+        since_s, now_s = self._now_s, self._steady_s()
+        self._now_s = now_s
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
         shapes = tuple(self._grid.around(now, local_tiers(hosts) + ("remote",) * managed, split))
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.namespaces}):
@@ -187,7 +187,7 @@ class FleetWhatif:
             self._resumed = False
             for known in self._namespaces.values():
                 known.forget(now_s)
-        return [told for told in (self._prospect(name, at, now_s, every_s) for name in self._namespaces) if told]
+        return [told for name in self._namespaces if (told := self._prospect(name, at, now_s, every_s))]
 
     def _waited_for(self, fleet: Sequence[Snapshot], at: datetime) -> list[Snapshot]:
         """Stores that answered lately, as they last did: one that misses a round changes no sizes."""

@@ -6,16 +6,19 @@ so sums over sampled chunks of what each saves are unbiased (Horvitz and Thompso
 few of its chunks. Only the gate's choice needs the whole request: it is made from where its samples begin to miss.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
+from tiertune_connector.eviction import Key
 from tiertune_connector.whatif.sampler import Pick
 from tiertune_connector.whatif.simulated import SimulatedPool
 
+Held = KeysView[Key]
+"""What a tier holds."""
 PREFIX_ROUTING = "@prefix"
 """Suffix of a shape's name: as if each request went to the host that last had the most of its prompt."""
 MOST_OWNED = 16_384
@@ -142,17 +145,15 @@ class _Request:
     def __init__(self, seen: SampledRequest, costs: Costs, each: float) -> None:
         self.host, self.chunks = seen.host, seen.chunks
         self.positions = [sample.position for sample in seen.samples]
-        self.keys = [sample.key for sample in seen.samples]
-        self.hot = [sample.hot for sample in seen.samples]
         self.cold = [sample.key for sample in seen.samples if not sample.hot]
-        self.each = each
-        weights = [1.0 if hot else each for hot in self.hot]
-        self.weights = [0.0, *accumulate(weights)]
+        self.samples = [(sample.key, sample.hot, 1.0 if sample.hot else each) for sample in seen.samples]
+        """Each one's key, whether that is hot, and the chunks that it stands for."""
+        self.weights = [0.0, *accumulate(weight for _, _, weight in self.samples)]
         """Chunks that the first samples stand for."""
         prefill_s = costs.prefill_s
         prices = [
             weight * (prefill_s(position + 1) - prefill_s(position))
-            for weight, position in zip(weights, self.positions, strict=True)
+            for (_, _, weight), position in zip(self.samples, self.positions, strict=True)
         ]
         self.prices = [0.0, *accumulate(prices)]
         """Seconds that recomputing them takes."""
@@ -173,10 +174,8 @@ class _Found(NamedTuple):
     near: int
     local: int
     total: int
-    dram: float
-    """Chunks in DRAM among all of them; the same for disk and remote."""
-    disk: float
-    remote: float
+    chunks: Mapping[str, float]
+    """Those in each tier, among all of them."""
 
 
 class _Fleet:
@@ -201,13 +200,10 @@ class _Fleet:
         host = request.host if self._owners is None else self._owner(request, self._owners)
         if host not in self._hosts:
             self._hosts[host] = SimulatedPool(self._dram), SimulatedPool(self._disk)
-        dram, disk = self._hosts[host]
-        found = _find(request, dram, disk, self._remote, hot_in=self.hot_in)
-        cold = request.cold
-        if cold:
-            for pool in (dram, disk, self._remote):
-                if pool.capacity:
-                    pool.write_through(cold)
+        pools = *self._hosts[host], self._remote
+        found = _find(request, *(pool.visible for pool in pools), hot_in=self.hot_in)
+        for pool in pools:
+            pool.write_through(request.cold)
         return found
 
     def forget(self, host: Hashable) -> None:
@@ -226,29 +222,22 @@ class _Fleet:
         return host
 
 
-def _find(request: _Request, dram: SimulatedPool, disk: SimulatedPool, remote: SimulatedPool, *, hot_in: str) -> _Found:
+def _find(request: _Request, dram: Held, disk: Held, remote: Held, *, hot_in: str) -> _Found:
     """A request's leading samples that are held; a hot one is in the nearest tier that has any room."""
-    near, middle, far = dram.visible, disk.visible, remote.visible
-    each = request.each
-    in_dram = in_disk = in_remote = 0.0
-    near_end = local = -1
-    total = 0
-    for key, is_hot in zip(request.keys, request.hot, strict=True):
-        if key in near or (is_hot and hot_in == "dram"):
-            in_dram += 1.0 if is_hot else each
-        elif key in middle or (is_hot and hot_in == "disk"):
-            in_disk += 1.0 if is_hot else each
-            if near_end < 0:
-                near_end = total
-        elif key in far or (is_hot and hot_in == "remote"):
-            in_remote += 1.0 if is_hot else each
-            if local < 0:
-                local = total
+    chunks = dict.fromkeys(Shape._fields, 0.0)
+    tiers = []
+    for key, is_hot, weight in request.samples:
+        if is_hot:
+            tier = hot_in
         else:
+            tier = "dram" if key in dram else "disk" if key in disk else "remote" if key in remote else ""
+        if not tier:
             break
-        total += 1
-    local = total if local < 0 else local
-    return _Found(local if near_end < 0 else min(near_end, local), local, total, in_dram, in_disk, in_remote)
+        chunks[tier] += weight
+        tiers.append(tier)
+    local = tiers.index("remote") if "remote" in tiers else len(tiers)
+    near = min(local, tiers.index("disk")) if "disk" in tiers else local
+    return _Found(near, local, len(tiers), chunks)
 
 
 def _saved_s(request: _Request, found: _Found, costs: Costs, room: float) -> float:
@@ -260,26 +249,30 @@ def _saved_s(request: _Request, found: _Found, costs: Costs, room: float) -> flo
     whole_s, beyond = _used(request, found, costs)
     if beyond <= room:
         return whole_s
-    near_s = request.prices[found.near] - request.weights[found.near] * costs.fetch_s["dram"][1]
+    near_s = _near_s(request, found, costs)
     return near_s + room / beyond * (whole_s - near_s)
+
+
+def _near_s(request: _Request, found: _Found, costs: Costs) -> float:
+    """Seconds that what is in DRAM before anything else takes off the request."""
+    return request.prices[found.near] - request.weights[found.near] * costs.fetch_s["dram"][1]
 
 
 def _used(request: _Request, found: _Found, costs: Costs) -> tuple[float, float]:
     """Seconds that it takes off as the gate would use what was found, and chunks that slower tiers bring for it."""
-    if not found.total:
-        return 0.0, 0.0
-    kept, beyond = found.local, found.disk
+    dram, disk, remote = found.chunks.values()
+    kept, beyond = found.local, disk
     fetch_s = 0.0
     if found.total > found.local and _worth(request, found.local, found.total, "remote", costs):
-        kept, beyond = found.total, found.disk + found.remote
+        kept, beyond = found.total, disk + remote
         latency_s, chunk_s = costs.fetch_s["remote"]
         span = max(1.0, request.border(found.total) - request.border(found.local))  # chunks after the local prefix
-        fetch_s = found.remote * (chunk_s + latency_s / span)
+        fetch_s = remote * (chunk_s + latency_s / span)
     elif found.near < found.local and not _worth(request, found.near, found.local, "disk", costs):
-        return request.prices[found.near] - request.weights[found.near] * costs.fetch_s["dram"][1], 0.0
-    nearby_s = found.dram * costs.fetch_s["dram"][1] + found.disk * costs.fetch_s["disk"][1]
+        return _near_s(request, found, costs), 0.0
+    nearby_s = dram * costs.fetch_s["dram"][1] + disk * costs.fetch_s["disk"][1]
     if nearby_s:
-        share = 1.0 if kept == found.total else request.weights[kept] / (found.dram + found.disk)
+        share = 1.0 if kept == found.total else request.weights[kept] / (dram + disk)
         fetch_s += min(share, 1.0) * nearby_s
     return request.prices[kept] - fetch_s, beyond
 
