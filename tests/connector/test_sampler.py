@@ -45,8 +45,7 @@ def test_keys_that_are_numbers_come_with_their_hashes():
 def test_stores_that_sample_alike_pick_the_same():
     """One seed, one rate and one hot set: what one store sampled another does too, others with another seed."""
     keys = chain("k", 5000)
-    one, two = Sampler(0.1, keys[:3]), Sampler(0.5)
-    two.adopt(0.1, keys[:3])
+    one, two = Sampler(0.1, keys[:3]), Sampler(0.1, keys[2::-1])
     picked = one.pick([keys], hashes(keys, 1))
     assert picked == two.pick([keys], hashes(keys, 1)) != one.pick([keys], hashes(keys, 2))
 

@@ -57,7 +57,7 @@ def expected(algorithm, eviction):
 @given(chains=CHAINS, capacities=st.lists(st.integers(0, 40), min_size=1, max_size=6), every=st.integers(1, 9))
 @pytest.mark.parametrize("algorithm", sorted(TINY))
 def test_runs_do_what_their_keys_do_one_by_one(algorithm, chains, capacities, every):
-    """Hits, queues and ghosts in their order, uses and targets are a pool's, whatever is resized and dropped."""
+    """Hits, queues and ghosts in their order, uses and targets are a pool's, whatever is resized."""
     cache, numbers, pool = TINY[algorithm](capacities[0]), Numbers(), SimulatedPool(capacities[0], algorithm)
     hits = 0
     for number, chain in enumerate(chains):
@@ -69,10 +69,6 @@ def test_runs_do_what_their_keys_do_one_by_one(algorithm, chains, capacities, ev
             capacity = capacities[number // every % len(capacities)]
             pool.resize(capacity)
             cache.resize(capacity)
-            gone = chain[number % 7 : number % 11]
-            for key in gone:
-                pool.discard(key)
-            cache.drop(numbers.known([*gone, -1]))
         told, kinds, target = state(cache, numbers)
         assert (cache.hits, cache._capacity - cache._room) == (hits, len(pool))
         assert (told, {key: kind for key, kind in kinds.items() if kind != "-"}, target) == expected(

@@ -134,7 +134,7 @@ class Stores:
         held = {_CAPACITY: float(self._chunks * self._chunk_bytes)}
         self.windows.append(Window(STORE, POOL, "", "", start, self.window_s, self._ghost_tokens() | held))
         if number % WINDOWS == 0:
-            self._sampler.adopt(self._sampler.rate, self._frequent.top(HOT))
+            self._sampler = Sampler(self._sampler.rate, self._frequent.top(HOT))
         self._learn_costs(at_s)
         self._close_remote(start, at_s)
         since = start - timedelta(seconds=horizon_s(self._period_s))

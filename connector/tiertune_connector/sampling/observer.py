@@ -162,7 +162,7 @@ class Observer:
                 for known in list(self._namespaces.values()):
                     known.ghosts = None  # keys are hashed in another way from now on
             self.sampling = sampling
-            self._sampler.adopt(sampling.rate, sampling.hot)
+            self._sampler = Sampler(sampling.rate, sampling.hot)
 
     # -- for those who ask
 

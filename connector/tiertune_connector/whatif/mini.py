@@ -99,20 +99,18 @@ class Miniatures:
 
     def warm(self, often: HotSet) -> None:
         """The hot set or the capacity has changed: below rate 1, keys that the cache never loses are hot."""
-        hot = often.never_lost(self.capacity) if self.rate < 1 else frozenset()
+        if self.rate == 1:
+            return
+        hot = often.never_lost(self.capacity)
         for mini in self._minis.values():
             for key in hot - self.hot:  # no longer sampled
                 mini.discard(key)
-        for tiny in self._tiny.values():
-            tiny.drop(self._numbers.known(hot - self.hot))
         self.hot = hot
-        self.resize(self.capacity, self.rate)
+        self.resize(self.capacity)
 
-    def resize(self, capacity: int, rate: float) -> None:
-        """Caches keep what they hold as far as it fits; keys of another rate leave unused, or are found again."""
-        if rate != self.rate:
-            self._weight = Weight(threshold(rate))
-        self.capacity, self.rate = capacity, rate
+    def resize(self, capacity: int) -> None:
+        """Caches keep what they hold as far as it fits."""
+        self.capacity = capacity
         for mini in self._caches().values():
             mini.resize(self._scaled())
 

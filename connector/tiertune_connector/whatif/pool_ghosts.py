@@ -55,9 +55,7 @@ class PoolGhosts:
     def __init__(self, capacity: int, *, rate: float | None = None) -> None:
         """``rate`` replaces the one that follows from the capacity; 1 is exact."""
         self._wanted_rate = rate
-        self._minis = Miniatures(capacity, CANDIDATES, rate or rate_of(capacity))
-        self._begin(HotSet())
-        self._lru_by_curve = self._curve.exact and self._minis.end(LRU.name)  # which knows what LRU holds
+        self._begin(capacity, rate or rate_of(capacity), HotSet())
         self._waiting: list[Keys] = []
         self._waiting_hashes: list[Hashes] = []
         self._waiting_keys = 0
@@ -90,20 +88,19 @@ class PoolGhosts:
         return {which: (min(hits, keys), keys) for which, (hits, keys) in self._counts.items()}
 
     def resize(self, capacity: int) -> None:
-        """The pool has another capacity. Ghosts keep what they hold as far as it fits, the curve may begin anew."""
+        """The pool has a new capacity. Ghosts keep what they hold as far as it fits; at another rate all begin anew."""
         if capacity == self._minis.capacity:
             return
         self._settle(whole=True)
-        rate = self._wanted_rate or rate_of(capacity)
-        changed = rate != self.rate
-        if self._lru_by_curve and (changed or capacity > self._minis.capacity):
-            self._lru_by_curve = False  # a pool that grows holds less than one that was as large all the time
-            self._minis.begin(LRU.name, self._curve.latest(self._minis.capacity))
-        self._minis.resize(capacity, rate)
+        if (rate := self._wanted_rate or rate_of(capacity)) != self.rate:
+            self._begin(capacity, rate, self._curve.hot)
+        else:
+            if self._lru_by_curve and capacity > self._minis.capacity:
+                self._lru_by_curve = False  # a pool that grows holds less than one that was as large all the time
+                self._minis.begin(LRU.name, self._curve.latest(self._minis.capacity))
+            self._minis.resize(capacity)
+            self._curve.reach(*_span(capacity))
         self._minis.warm(self._curve.hot)
-        if changed:
-            self._begin(self._curve.hot)
-        self._curve.reach(grid(capacity)[0] if capacity else 0, SPAN * capacity)
         self._capacities = [*(each for each in self._capacities if each != capacity), capacity][-_CAPACITIES:]
         self._follow_sizes()
 
@@ -149,10 +146,16 @@ class PoolGhosts:
         self._seen = dict(zip(sizes, self._curve.hits(list(sizes)), strict=True))
         self._seen_keys = self._curve.counted
 
-    def _begin(self, hot: HotSet) -> None:
-        """What depends on the rate begins anew."""
-        self._known = KnownKeys() if self.rate < 1 else None
-        largest = SPAN * self._minis.capacity
-        rate = 1.0 if self.rate == 1 else halved(self.rate * _CURVE_SHARE, largest, _CURVE_CHUNKS)
-        smallest = grid(self._minis.capacity)[0] if largest else 0
-        self._curve = Curve(rate, smallest=smallest, largest=largest, hot=hot)
+    def _begin(self, capacity: int, rate: float, hot: HotSet) -> None:
+        """All that depends on the rate begins anew."""
+        self._known = KnownKeys() if rate < 1 else None
+        smallest, largest = _span(capacity)
+        curve_rate = 1.0 if rate == 1 else halved(rate * _CURVE_SHARE, largest, _CURVE_CHUNKS)
+        self._curve = Curve(curve_rate, smallest=smallest, largest=largest, hot=hot)
+        self._minis = Miniatures(capacity, CANDIDATES, rate)
+        self._lru_by_curve = self._curve.exact and self._minis.end(LRU.name)  # which knows what LRU holds
+
+
+def _span(capacity: int) -> tuple[int, int]:
+    """The smallest and the largest size of interest."""
+    return min(grid(capacity), default=0), SPAN * capacity

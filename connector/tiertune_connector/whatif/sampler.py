@@ -50,7 +50,7 @@ def hashes(keys: Sequence[bytes], seed: int) -> Hashes:
 
 def threshold(rate: float) -> int:
     """A key is sampled if its hash is below this; ``rate`` is the share of such keys."""
-    return min(_FULL - 1, max(0, int(rate * _FULL)))
+    return min(_FULL - 1, int(rate * _FULL))
 
 
 def lowest_of(chains: Sequence[Keys], hashed: Hashes, below: int) -> Iterator[Low]:
@@ -98,10 +98,6 @@ class Sampler:
     """
 
     def __init__(self, rate: float, hot: Iterable[Key] = ()) -> None:
-        self.adopt(rate, hot)
-
-    def adopt(self, rate: float, hot: Iterable[Key]) -> None:
-        """Sample like this from now on."""
         self.rate, self.hot = rate, frozenset(hot)
         self._below = np.uint64(threshold(rate))
 

@@ -50,10 +50,6 @@ class Numbers:
         """The numbers of keys, new or not."""
         return list(map(self._numbers.__getitem__, keys))
 
-    def known(self, keys: Iterable[Key]) -> Run:
-        """The numbers of those keys that have one."""
-        return [self._numbers[key] for key in keys if key in self._numbers]
-
     def sweep(self, caches: Sequence["Tiny"]) -> None:
         """If there are many: renumber the keys that any cache knows, and forget the rest."""
         if len(self) < self._sweep_at:
@@ -168,15 +164,6 @@ class Tiny(ABC):
         while self._room < 0:
             self._evict()
             self._room += 1
-
-    def drop(self, keys: Iterable[int]) -> None:
-        """Residents among these leave, and are not remembered."""
-        for key in keys:
-            kind = self._kinds[key]
-            if kind in self.residents:
-                next(queue for queue in self._queues if key in queue.keys).take([key])
-                self._kinds[key] = _NEW
-                self._room += 1
 
     def _look(self, keys: Run) -> str:
         return "".join(itemgetter(*keys)(self._kinds))
