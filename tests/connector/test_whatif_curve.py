@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connector.chains import generated, grown, hits_of, requests
-from tiertune_connector.whatif.curve import WHOLE, Curve
-from tiertune_connector.whatif.distances import Distances
-from tiertune_connector.whatif.hot import HotSet
+from tiertune_connector.whatif.curve import WHOLE, Curve, Distances
 from tiertune_connector.whatif.known import KnownKeys, Weight
 from tiertune_connector.whatif.recency import Recency
-from tiertune_connector.whatif.sampler import mix, threshold
+from tiertune_connector.whatif.sampler import HotSet, mix, threshold
 
 SIZES = [2, 20, 200, 2_000, 20_000, 200_000]
 
@@ -208,7 +206,7 @@ def test_recency_tells_who_was_used_since(chains):
 
 def test_between_two_sampled_keys_hits_grow_evenly():
     """A hit behind three sampled keys at rate 0.1 stands for distances from 30 to 40."""
-    distances = Distances(0.1)
+    distances = Distances()
     distances.sampled[3 * 8] += 2
     distances.settle(10.0, 0.1)
     assert distances.hits([30, 35, 40, 99]) == [0.0, 10.0, 20.0, 20.0]

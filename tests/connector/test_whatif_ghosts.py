@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from connector.chains import generated, grown, hits_of, requests, sessions
 from tiertune_connector.eviction import CANDIDATES
-from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.mini import Miniatures
 from tiertune_connector.whatif.pool_ghosts import MOST_CHUNKS, PoolGhosts, grid, rate_of
-from tiertune_connector.whatif.sampler import mix
+from tiertune_connector.whatif.sampler import HotSet, mix
 from tiertune_connector.whatif.simulated import SimulatedPool
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,9 @@ from tiertune_agent.replay.exact import pool_hits
 from tiertune_agent.replay.traces import Trace
 from tiertune_connector.eviction import Key
 from tiertune_connector.whatif.curve import Curve
-from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import KnownKeys
 from tiertune_connector.whatif.mini import Miniatures
-from tiertune_connector.whatif.sampler import Frequent, Hashes, mix
+from tiertune_connector.whatif.sampler import Frequent, Hashes, HotSet, mix
 
 EXACT_BELOW = 100_000
 """A trace with fewer different blocks is small enough to be simulated whole."""

@@ -4,19 +4,89 @@ Sampling by hash (SHARDS, Waldspurger et al., FAST 2015) with an exact hot set: 
 accesses, and whether the hash picks one of those would decide the curve. Hot keys weigh 1, the others 1 / rate.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tiertune_connector.eviction import Key, Keys
-from tiertune_connector.whatif.distances import STEPS, Distances
-from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Weight
 from tiertune_connector.whatif.recency import Recency
-from tiertune_connector.whatif.sampler import Hashes, lowest_of, once_each, threshold
+from tiertune_connector.whatif.sampler import Hashes, HotSet, lowest_of, once_each, threshold
 
 MOST_TRACKED = 16_384
 WHOLE = 4096
 """Different keys followed whatever their hash, before sampling begins."""
+STEPS = 8
+"""Parts told apart in the gap between two sampled keys: hot keys fall into it."""
+
+Floats = NDArray[np.float64]
+Hits = dict[int, int]
+"""By distance in steps."""
+
+
+class Distances:
+    """A key with k sampled and h hot ones used after it stands for distances from k / rate + h on, 1 / rate wide.
+
+    Sampled keys are scaled by their share of the accesses to keys that came before, not by the rate: only those can be
+    hits, and how many they are is known of all keys, by hash (SHARDS-adj does so with the share of all accesses).
+    """
+
+    def __init__(self) -> None:
+        self.sampled: Hits = defaultdict(int)
+        """Hits of sampled keys since the settlement, by distance in steps, STEPS to the gap of 1 / rate."""
+        self.hot: Hits = defaultdict(int)
+        """Those of hot keys."""
+        self._rises: Hits = defaultdict(int)  # of sampled keys: hits more than a gap before
+        self._settled: dict[float, Floats] = {}  # by rate: hits at each distance in steps
+
+    def run(self, nearest: int, count: int) -> None:
+        """Count hits of ``count`` sampled keys at distances a gap apart, from ``nearest`` steps on."""
+        self._rises[nearest] += 1
+        self._rises[nearest + STEPS * count] -= 1
+
+    def unroll(self) -> None:
+        """Turn runs into hits at each of their distances."""
+        if not self._rises:
+            return
+        rises = np.zeros((max(self._rises) // STEPS + 1, STEPS), dtype=np.int64)
+        rises.flat[list(self._rises)] = list(self._rises.values())
+        hits = rises.cumsum(axis=0).ravel()
+        for distance in hits.nonzero()[0].tolist():
+            self.sampled[distance] += int(hits[distance])
+        self._rises.clear()
+
+    def settle(self, scale: float, rate: float) -> None:
+        """A sampled key's hit stood for ``scale`` of the whole stream; keys were sampled at ``rate``."""
+        self.unroll()
+        for hits, weight in ((self.sampled, scale), (self.hot, 1.0)):
+            if hits:
+                self._add(hits, weight, rate)
+                hits.clear()
+
+    def hits(self, sizes: Sequence[float]) -> list[float]:
+        """Settled hits of caches of these sizes. O(distances + sizes).
+
+        A hit counts from its distance on, whole a gap above it, and in proportion between.
+        """
+        total = np.zeros(len(sizes))
+        for rate, counts in self._settled.items():
+            below = np.concatenate([np.zeros(STEPS), counts.cumsum()])  # hits up to each distance, from -STEPS on
+            steps = np.minimum(np.asarray(sizes, dtype=np.float64) * STEPS * rate, below.size)
+            whole = steps.astype(np.int64)
+            within = below[np.minimum(whole[:, None] + np.arange(STEPS + 1), below.size - 1)]
+            total += (within[:, :-1].sum(axis=1) + (steps - whole) * (within[:, -1] - within[:, 0])) / STEPS
+        return total.tolist()
+
+    def _add(self, hits: Hits, weight: float, rate: float) -> None:
+        counts = self._settled.get(rate, np.zeros(0))
+        missing = max(hits) + 1 - len(counts)
+        if missing > 0:
+            counts = np.pad(counts, (0, missing))
+        counts[list(hits)] += weight * np.fromiter(hits.values(), dtype=np.float64)
+        self._settled[rate] = counts
 
 
 class Curve:
@@ -53,7 +123,7 @@ class Curve:
         self._plain, self._fixed = Recency(), Recency()  # of sampled keys, and of hot ones
         self._weight = Weight(threshold(self.rate))
         self._hashes: dict[Key, int] = {}  # of the keys that are sampled, hot now or not
-        self._distances = Distances(self.rate)
+        self._distances = Distances()
         self._most_sampled = self._limit()
 
     @property
@@ -148,11 +218,12 @@ class Curve:
 
     def settle(self) -> None:
         """Count all that came, also what too few were sampled of to tell how much it hits."""
-        self._settle(self.rate)
+        self._distances.settle(self._weight.take(otherwise=1 / self.rate), self.rate)
+        self.counted = self.accesses
 
     def thin(self, rate: float) -> None:
         """Go on at a lower rate."""
-        self._settle(rate)
+        self.settle()
         self.rate = rate
         below = self._weight.below = threshold(rate)
         self._most_sampled = self._limit()
@@ -187,10 +258,6 @@ class Curve:
         self._smallest, self._largest = smallest, largest
         self._most_sampled = self._limit()
         self.refresh()
-
-    def _settle(self, rate: float) -> None:
-        self._distances.settle(self._weight.take(otherwise=1 / self.rate), rate)
-        self.counted = self.accesses
 
     def _limit(self) -> int:
         """Most keys to follow for their hash."""

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 
 from tiertune_connector.eviction import Key, Keys
-from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import Weight
-from tiertune_connector.whatif.sampler import Hashes, Low, lowest_of, once_each, threshold
+from tiertune_connector.whatif.sampler import Hashes, HotSet, Low, lowest_of, once_each, threshold
 from tiertune_connector.whatif.simulated import SimulatedPool
 from tiertune_connector.whatif.tiny import MOST_KEYS, TINY, Numbers, Tiny
 
@@ -39,10 +38,6 @@ class Miniatures:
         else:
             self._minis[algorithm] = SimulatedPool(capacity, algorithm)
             self._minis[algorithm].write_through(held[::-1])
-
-    def end(self, algorithm: str) -> bool:
-        """Follow this algorithm no longer; False if it was not."""
-        return self._minis.pop(algorithm, None) is not None
 
     def requests(self, chains: Sequence[Keys], hashed: Hashes, again: Hashes) -> None:
         """Some requests' keys, head first, with all their hashes, one after another.

@@ -6,10 +6,9 @@ import numpy as np
 
 from tiertune_connector.eviction import CANDIDATES, LRU, Keys
 from tiertune_connector.whatif.curve import Curve
-from tiertune_connector.whatif.hot import HotSet
 from tiertune_connector.whatif.known import KnownKeys
 from tiertune_connector.whatif.mini import Miniatures
-from tiertune_connector.whatif.sampler import Hashes
+from tiertune_connector.whatif.sampler import Hashes, HotSet
 
 RATES = {128: 1.0, 1024: 1 / 16}
 """For pools below so many chunks, as a tiny ghost tells little; three algorithms cost about 3 µs per simulated key."""
@@ -64,6 +63,16 @@ class PoolGhosts:
         self._seen: dict[int, float] = {}  # the curve's hits, by size, when they were counted last
         self._seen_keys = 0
         self._follow_sizes()
+
+    def _begin(self, capacity: int, rate: float, hot: HotSet) -> None:
+        """All that depends on the rate begins anew."""
+        self._known = KnownKeys() if rate < 1 else None
+        smallest, largest = _span(capacity)
+        curve_rate = 1.0 if rate == 1 else halved(rate * _CURVE_SHARE, largest, _CURVE_CHUNKS)
+        self._curve = Curve(curve_rate, smallest=smallest, largest=largest, hot=hot)
+        self._lru_by_curve = self._curve.exact  # which knows what LRU holds
+        others = [name for name in CANDIDATES if name != LRU.name]
+        self._minis = Miniatures(capacity, others if self._lru_by_curve else CANDIDATES, rate)
 
     @property
     def rate(self) -> float:
@@ -145,15 +154,6 @@ class PoolGhosts:
         """See what the curve has counted for these sizes by now."""
         self._seen = dict(zip(sizes, self._curve.hits(list(sizes)), strict=True))
         self._seen_keys = self._curve.counted
-
-    def _begin(self, capacity: int, rate: float, hot: HotSet) -> None:
-        """All that depends on the rate begins anew."""
-        self._known = KnownKeys() if rate < 1 else None
-        smallest, largest = _span(capacity)
-        curve_rate = 1.0 if rate == 1 else halved(rate * _CURVE_SHARE, largest, _CURVE_CHUNKS)
-        self._curve = Curve(curve_rate, smallest=smallest, largest=largest, hot=hot)
-        self._minis = Miniatures(capacity, CANDIDATES, rate)
-        self._lru_by_curve = self._curve.exact and self._minis.end(LRU.name)  # which knows what LRU holds
 
 
 def _span(capacity: int) -> tuple[int, int]:

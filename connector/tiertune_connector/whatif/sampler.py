@@ -1,8 +1,8 @@
-"""Which keys stand for all: sampling by a hash of the key, the same on every store of a fleet."""
+"""Which keys stand for all: sampling by a hash of the key, the same on every store of a fleet; and which are hot."""
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate
@@ -27,6 +27,14 @@ _HEAD = 8
 """Bytes of a key that are hashed."""
 _NONE = (1 << 62, 0)
 """Place and hash when no low key is left."""
+HOT_KEYS = 64
+"""Keys in a hot set: the heads of system prompts and tools that most requests begin with."""
+COUNTED = 16
+"""Least count of a key beyond these: on entering, it loses a hit if it was not sampled."""
+USES = 4
+"""A key that comes this often, while as many keys come as a cache holds, does not leave it."""
+_FIRST_REFRESH, _REFRESH = 64, 2048
+"""Requests between two refreshes: the first come at 64, 128, 256, ..."""
 
 
 def mix(ids: Hashes, seed: int) -> Hashes:
@@ -170,3 +178,40 @@ class Frequent:
             self._counts = Counter({key: count // 2 for key, count in self._counts.items() if count > 1})
         while len(self._counts) > self.room:
             self._counts = Counter({key: count - 1 for key, count in self._counts.items() if count > 1})
+
+
+class HotSet:
+    """The few keys used so often that sampling must not decide about them: they are followed one by one.
+
+    They are the most frequent keys of late, at most ``HOT_KEYS``, and those beyond that came often.
+    """
+
+    def __init__(self, room: int = HOT_KEYS, frequent: Frequent | None = None) -> None:
+        """At most ``room`` in all; ``frequent`` counts them, by default as a store does."""
+        self.shares: Mapping[Key, float] = {}
+        """Shares of all accesses, by key, largest first."""
+        self.keys: frozenset[Key] = frozenset()
+        """The same without shares."""
+        self._frequent = frequent or Frequent()
+        self._room = room
+        self._requests = 0
+        self._refresh_at = _FIRST_REFRESH
+
+    def never_lost(self, capacity: float) -> frozenset[Key]:
+        """The keys that a cache of so many chunks always holds."""
+        return frozenset(key for key, share in self.shares.items() if share * capacity >= USES)
+
+    def requests(self, chains: Sequence[Keys]) -> bool:
+        """Count some requests; True if the set was refreshed after them."""
+        self._frequent.requests(chains)
+        self._requests += len(chains)
+        if self._requests < self._refresh_at:
+            return False
+        while self._refresh_at <= self._requests:
+            self._refresh_at += min(self._refresh_at, _REFRESH)
+        total = self._frequent.total
+        top = self._frequent.top(self._room).items()
+        often = [each for place, each in enumerate(top) if place < HOT_KEYS or each[1] >= COUNTED]
+        self.shares = {key: count / total for key, count in often}
+        self.keys = frozenset(self.shares)
+        return True
