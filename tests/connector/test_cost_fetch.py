@@ -77,7 +77,7 @@ def test_a_recovery_is_followed_within_six_probes():
 
 def known(*, bytes_per_s=1e9, **options):
     """A tier whose latency is known to be nothing."""
-    return FetchCost(t0_s=0.0, bytes_per_s=bytes_per_s, **options)
+    return FetchCost(bytes_per_s=bytes_per_s, **options)
 
 
 @pytest.mark.parametrize("factor", [4.0, 0.25])
@@ -197,7 +197,7 @@ def test_what_cannot_be_is_not_learned(chunks, nbytes, seconds, counts):
 @pytest.mark.parametrize("chunks", [1, 40])
 def test_a_steady_tier_costs_what_is_stated(chunks):
     """Where loads take what the nominal speed tells, the estimate stays there."""
-    cost = FetchCost(t0_s=0.001, handling=False, bytes_per_s=1e9)
+    cost = FetchCost(t0_s=0.001, bytes_per_s=1e9)
     for step in range(50):
         cost.observe(chunks, chunks * CHUNK, 0.001 + chunks * CHUNK / 1e9, 30.0 * step)
         assert cost.estimate(0.0).bytes_per_s == pytest.approx(1e9)
@@ -248,7 +248,7 @@ def test_of_two_loads_that_end_together_the_second_is_the_newest():
 
 def test_the_estimate_tells_its_age_and_its_queue():
     """Age counts from the newest observation; waiting transfers come before this one."""
-    cost = FetchCost(t0_s=0.0, bytes_per_s=CHUNK, now=5.0)
+    cost = FetchCost(bytes_per_s=CHUNK, now=5.0)
     assert cost.estimate(15.0).age_s == 10.0
     cost.observe(1, CHUNK, 1.0, 20.0)
     estimate = cost.estimate(50.0, queue_s=0.25)

@@ -35,14 +35,14 @@ def feed(cost, loads, now=0.0, *, slower=1.0, noise=None):
 
 def learned(**more):
     """What is believed after some loads of two models."""
-    cost = FetchCost(t0_s=0.0, **more)
+    cost = FetchCost(**more)
     return cost, feed(cost, ([(64, SMALL)] * 5 + [(4, LARGE)] * 5) * 2)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.2])
 def test_what_one_models_loads_teach_is_right_for_anothers(spread):
     """Chunks of 64 KiB beside those of 16 MiB, and noise: no prediction is half off once each was met twice."""
-    rng, cost, now, worst = np.random.default_rng(1), FetchCost(t0_s=0.0), 0.0, 1.0
+    rng, cost, now, worst = np.random.default_rng(1), FetchCost(), 0.0, 1.0
     for turn in range(6):
         for loads in ([(64, SMALL)] * 20, [(4, LARGE)] * 20):
             chunks, nbytes = loads[0]
@@ -64,7 +64,7 @@ def test_a_way_that_got_slower_did_so_for_chunks_of_every_size(slower, loads):
 
 def test_of_chunks_of_one_size_there_is_nothing_to_tell_apart():
     """However many at once, and however the way changes: their bandwidth is all, as it has always been."""
-    cost, now = FetchCost(t0_s=0.0), 0.0
+    cost, now = FetchCost(), 0.0
     for chunks in (1, 40, 2, 60):
         now = feed(cost, [(chunks, LARGE)], now, slower=chunks)
     assert cost.estimate(now).per_chunk_s == 0.0
@@ -72,7 +72,7 @@ def test_of_chunks_of_one_size_there_is_nothing_to_tell_apart():
 
 def test_a_way_that_changes_between_two_models_loads_is_not_taken_for_handling():
     """One pair of samples is none: the others' chunks are believed to be slower as well."""
-    cost = FetchCost(t0_s=0.0, bytes_per_s=1e9)
+    cost = FetchCost(bytes_per_s=1e9)
     for now, nbytes, bytes_per_s in ((1.0, LARGE, 1e9), (2.0, SMALL, 1e8)):
         cost.observe(1, nbytes, nbytes / bytes_per_s, now)
     estimate = cost.estimate(2.0)
@@ -81,7 +81,7 @@ def test_a_way_that_changes_between_two_models_loads_is_not_taken_for_handling()
 
 def test_a_nervous_way_without_handling_is_hardly_taken_for_one_with():
     """Its bandwidth wanders by 0.4 from sample to sample; large chunks stay as fast by the byte as small ones."""
-    rng, cost, level, told = np.random.default_rng(2), FetchCost(t0_s=0.0), 0.0, []
+    rng, cost, level, told = np.random.default_rng(2), FetchCost(), 0.0, []
     for step in range(600):
         level = 0.9 * level + 0.4 * rng.standard_normal()
         nbytes = (256 * KIB, 2 * MIB)[step % 3 > 0]
@@ -118,7 +118,7 @@ def test_what_was_given_up_teaches_no_handling():
 
 def test_handling_that_is_known_is_not_learned():
     """A replay's link has it in its scenario, and DRAM has none."""
-    cost = FetchCost(t0_s=0.0, handling=False, bytes_per_s=SPEED)
+    cost = FetchCost(t0_s=0.0, bytes_per_s=SPEED)
     feed(cost, [(64, SMALL), (4, LARGE)] * 20)
     assert cost.estimate(0.0).per_chunk_s == 0.0
 
@@ -138,7 +138,7 @@ def test_handling_is_followed_where_it_changes():
 
 def test_silence_is_of_chunks_of_a_size():
     """Those of a size that nobody fetched are silent for ever, whatever else is fetched."""
-    cost = FetchCost(t0_s=0.0)
+    cost = FetchCost()
     assert cost.silent_s(5.0, LARGE) == float("inf")
     now = feed(cost, [(64, SMALL)])
     assert cost.silent_s(now + 5.0, SMALL + 1000) == 5.0
@@ -159,7 +159,7 @@ def test_an_estimate_tells_the_speed_of_chunks_of_a_size():
 
 def test_who_gives_up_behind_another_models_large_chunks_tells_how_slow_these_are():
     """Eight of them were half done at most; taken for eight of its own, the way would seem 256 times slower."""
-    way = Way(t0_s=0.0, bytes_per_s=100.0 * MIB)
+    way = Way(bytes_per_s=100.0 * MIB)
     for nbytes in [LARGE] * 8 + [SMALL] * 20:
         way.at(0.0).asked(nbytes)
     before = way.at(1.0).estimate()

@@ -16,17 +16,12 @@ SPEED = 10.0 * CHUNK
 ENDS = {"come": Outcome.OK, "miss": Outcome.MISS, "late": Outcome.TIMEOUT}
 
 
-def way(**cost):
-    """One without latency."""
-    return Way(**{"t0_s": 0.0} | cost)
-
-
 class Clockwork:
     """Events in the order of time, and a pipe among them."""
 
     def __init__(self):
         self._events, self._number = [], 0
-        self.traffic = way(now=0.0)
+        self.traffic = Way(now=0.0)
         self.pipe = Pipe(SPEED, self.at)
 
     def at(self, at, act):
@@ -95,7 +90,7 @@ def test_loads_that_overlap_teach_the_whole_speed():
 
 def test_the_queue_is_what_is_under_way():
     """Bytes asked for, over the bandwidth; nothing once they are here."""
-    traffic = way(t0_s=0.5, bytes_per_s=SPEED)
+    traffic = Way(t0_s=0.5, bytes_per_s=SPEED)
     told = [traffic.at(0.0).asked(CHUNK) for _ in range(20)]
     assert told == pytest.approx([0.5 + 0.1 * (ahead + 1) for ahead in range(20)])
     assert traffic.at(0.0).estimate().queue_s == pytest.approx(2.0)
@@ -106,7 +101,7 @@ def test_the_queue_is_what_is_under_way():
 
 def test_what_is_under_way_for_others_too_is_no_queue_of_its_own():
     """Who wants 15 of 20 chunks that come waits for five, of a quarter of the loads; of all 20, for nobody."""
-    traffic = way(t0_s=0.5, bytes_per_s=SPEED)
+    traffic = Way(t0_s=0.5, bytes_per_s=SPEED)
     traffic.transit.awaited(4)
     ask(traffic, 20, 0.0)
     some, all_, ended = (traffic.at(0.0).estimate(chunks, chunks * CHUNK) for chunks in (15, 20, 21))
@@ -128,7 +123,7 @@ def test_a_long_load_teaches_before_it_ends():
 
 def test_a_piece_is_long_enough_in_chunks_and_in_time():
     """Sixteen chunks that came in an eighth of a second teach nothing yet; at a quarter they do, and so each time."""
-    traffic = way(now=0.0)
+    traffic = Way(now=0.0)
     ask(traffic, 40, 10.0)
     seen = []
     for at in [10.125] * 16 + [10.25] + [10.375] * 15 + [10.5]:
@@ -139,7 +134,7 @@ def test_a_piece_is_long_enough_in_chunks_and_in_time():
 
 def test_a_rest_as_long_as_a_piece_is_believed():
     """What was half done at its begin does not matter in so many chunks."""
-    traffic = way(now=0.0)
+    traffic = Way(now=0.0)
     ask(traffic, 32, 10.0)
     for at in (11.0, 13.0):
         for _ in range(16):
@@ -158,7 +153,7 @@ def test_an_estimate_tells_who_waits_for_the_way():
 
 def test_the_last_chunks_of_a_long_load_do_not_look_too_fast():
     """Two chunks that were nearly here when the piece before them ended tell nothing of the speed."""
-    traffic = way(now=0.0)
+    traffic = Way(now=0.0)
     ask(traffic, 18, 0.0)
     for number in range(1, 17):
         traffic.at(number * CHUNK / SPEED).ended(CHUNK, Outcome.OK)
@@ -171,7 +166,7 @@ def test_the_last_chunks_of_a_long_load_do_not_look_too_fast():
 @pytest.mark.parametrize("seconds", [1e-4, 1.0])
 def test_what_failed_teaches_nothing(seconds):
     """A miss is no speed, whether it was told at once or late."""
-    traffic = way(bytes_per_s=SPEED)
+    traffic = Way(bytes_per_s=SPEED)
     traffic.at(0.0).asked(CHUNK)
     traffic.at(seconds).ended(CHUNK, Outcome.MISS)
     assert traffic.at(1.0).estimate().samples == 0
@@ -179,7 +174,7 @@ def test_what_failed_teaches_nothing(seconds):
 
 def test_what_timed_out_was_at_most_so_fast():
     """All that was asked for, as one load that would have taken so long; of a faster way it teaches nothing."""
-    traffic = way(bytes_per_s=SPEED)
+    traffic = Way(bytes_per_s=SPEED)
     traffic.at(0.0).asked(CHUNK)
     traffic.at(1e-3).ended(CHUNK, Outcome.TIMEOUT)
     assert traffic.at(1.0).estimate().samples == 0
@@ -191,7 +186,7 @@ def test_what_timed_out_was_at_most_so_fast():
 
 def test_a_load_given_up_teaches_that_what_is_under_way_takes_longer():
     """As one load of all that could be half done by then, which took at least so long; of a faster way, nothing."""
-    traffic, twin = (way(bytes_per_s=4 * SPEED) for _ in range(2))
+    traffic, twin = (Way(bytes_per_s=4 * SPEED) for _ in range(2))
     for number in range(10):
         traffic.at(10.0 + number / 10).asked(CHUNK)
     traffic.at(12.0).given_up(None, 2.0)
@@ -204,7 +199,7 @@ def test_a_load_given_up_teaches_that_what_is_under_way_takes_longer():
 
 def test_a_load_given_up_with_nothing_under_way_teaches_no_speed():
     """All of it has come, or failed, meanwhile."""
-    traffic = way(bytes_per_s=SPEED)
+    traffic = Way(bytes_per_s=SPEED)
     traffic.at(12.0).given_up(None, 2.0)
     assert traffic.at(12.0).estimate().samples == 0
 
@@ -212,7 +207,7 @@ def test_a_load_given_up_with_nothing_under_way_teaches_no_speed():
 @pytest.mark.parametrize("how", ["loaded", "given up"])
 def test_predictions_are_judged_by_what_loads_took(how):
     """One that took longer makes doubt as the cost alone would; one given up before its time, or untold, makes none."""
-    traffic, twin = (way(bytes_per_s=SPEED) for _ in range(2))
+    traffic, twin = (Way(bytes_per_s=SPEED) for _ in range(2))
 
     def took(predicted_s, actual_s):
         if how == "loaded":
@@ -230,7 +225,7 @@ def test_predictions_are_judged_by_what_loads_took(how):
 
 def test_a_way_that_hangs_is_slow_while_it_hangs():
     """A load that gives up tells that no more than what was asked for at once can be half done."""
-    traffic = way(bytes_per_s=SPEED)
+    traffic = Way(bytes_per_s=SPEED)
     predicted_s = [traffic.at(0.0).asked(CHUNK) for _ in range(30)][-1]
     traffic.at(1.0).given_up(predicted_s, 1.0)
     assert traffic.at(1.0).estimate().bytes_per_s == pytest.approx(8 * CHUNK)
@@ -266,7 +261,7 @@ def test_no_order_of_events_makes_nonsense(steps):
 
 def test_a_way_that_stalled_has_no_price():
     """What was learned of it is forgotten, and the few chunks that come when it goes on are no new sample."""
-    traffic = way(now=0.0)
+    traffic = Way(now=0.0)
     traffic.at(0.0).asked(CHUNK)
     traffic.at(0.1).ended(CHUNK, Outcome.OK)
     ask(traffic, 2, 1.0)
@@ -284,7 +279,7 @@ def test_a_way_that_stalled_has_no_price():
 
 def test_what_is_asked_after_a_stall_teaches_at_once():
     """What was under way was given up while the stall went on, so nothing that comes then was half done."""
-    traffic = way(now=0.0)
+    traffic = Way(now=0.0)
     ask(traffic, 2, 1.0)
     traffic.at(11.0).stalled()
     for _ in range(2):
@@ -297,7 +292,7 @@ def test_what_is_asked_after_a_stall_teaches_at_once():
 
 def test_a_way_that_stays_silent_after_a_stall_is_slow_from_then_on():
     """What is still under way counts from the stall, not from when it was asked for."""
-    traffic = way(now=0.0)
+    traffic = Way(now=0.0)
     ask(traffic, 2, 1.0)
     traffic.at(11.0).stalled()
     traffic.at(13.0).given_up(None, 12.0)

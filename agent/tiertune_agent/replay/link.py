@@ -51,7 +51,7 @@ class Beliefs:
 
     def __init__(self, link: Link, chunk_bytes: int) -> None:
         self._link, self._chunk_bytes = link, chunk_bytes
-        self._cost = FetchCost(t0_s=0.0, handling=False, bytes_per_s=link.spec.bytes_per_s)
+        self._cost = FetchCost(t0_s=0.0, bytes_per_s=link.spec.bytes_per_s)
         self._due = [(link.spec.probe_s, 1, 1, 0.0)]
         """A heap of what will count: when, the span that begins then if a probe does (0: a load), chunks, seconds."""
 

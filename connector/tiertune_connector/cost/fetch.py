@@ -72,8 +72,6 @@ class Handling:
     another. It may change between neighbours too, but gets slower before small chunks as often as before large ones.
     """
 
-    __slots__ = ("_errors", "_last", "_pairs", "nbytes")
-
     def __init__(self) -> None:
         self.nbytes = 0.0
         self._errors = [0.0] * len(SIZES)
@@ -115,17 +113,16 @@ class FetchCost:
         self,
         *,
         t0_s: float | None = None,
-        handling: bool = True,
         bytes_per_s: float | None = None,
         now: float = 0.0,
     ) -> None:
-        """``t0_s`` is fixed if given, else learned; so is chunks' ``handling``, or there is none.
+        """``t0_s`` is fixed if given, and handling takes nothing; else both are learned.
 
         ``bytes_per_s`` is the nominal bandwidth; without it the cost is unknown until the first observation.
         """
         self.samples = 0
-        self._learn_t0, self._t0_s = t0_s is None, t0_s or 0.0
-        self._learn_handling, self._handling = handling, Handling()
+        self._learns, self._t0_s = t0_s is None, t0_s or 0.0
+        self._handling = Handling()
         self._latency_seen = False
         self._updated = now
         self._heard: dict[int, float] = {}
@@ -145,10 +142,10 @@ class FetchCost:
         """
         if chunks <= 0 or nbytes <= 0 or not PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
             return
-        if self._learn_t0:
+        if self._learns:
             self._t0_s = min(self._t0_s, 0.9 * seconds)
         transfer_s = max(seconds - self._t0_s, 0.1 * seconds)
-        if self._learn_handling and not at_least:
+        if self._learns and not at_least:
             self._handle(chunks, nbytes, transfer_s)
             self.heard(nbytes / chunks, now)
         bytes_per_s = (nbytes + self._handling.nbytes * chunks) / transfer_s
@@ -170,7 +167,7 @@ class FetchCost:
 
         A probe may have waited for a busy link, but none is faster than the round trip.
         """
-        if self._learn_t0 and PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
+        if self._learns and PLAUSIBLE_S[0] <= seconds <= PLAUSIBLE_S[1]:
             known = self._latency_seen and seconds > self._t0_s
             self._t0_s += (0.2 if known else 1.0) * (seconds - self._t0_s)
             self._latency_seen = True
@@ -240,8 +237,6 @@ class FetchCost:
 
 class _Belief:
     """A Kalman filter of one random walk, and how well it predicted."""
-
-    __slots__ = ("_memory_s", "_spread_s", "errors", "level")
 
     def __init__(self, memory_s: float, level: float) -> None:
         self.level = level

@@ -25,7 +25,7 @@ class Health(Reach):
 
     def __post_init__(self) -> None:
         self._lock = self.dram.lock
-        self._dram_cost = FetchCost(now=self.clock(), t0_s=1e-4, handling=False, bytes_per_s=5e9)
+        self._dram_cost = FetchCost(now=self.clock(), t0_s=1e-4, bytes_per_s=5e9)
         self._copies = CopyProbe(self.clock)
         self._probed = self._disk_probed = 0
 
