@@ -16,8 +16,7 @@ from benchmarks.tuning.worlds import Grid, short
 from tiertune_agent.replay.exact import chunks_of
 from tiertune_agent.replay.traces import Trace, open_trace
 from tiertune_connector.keys import Namespace
-from tiertune_connector.sampling.ghosts import Room
-from tiertune_connector.sampling.observer import Observer
+from tiertune_connector.sampling.observer import Observer, Room
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.whatif.pool_ghosts import PoolGhosts
 from tiertune_connector.whatif.sampler import Hashes, mix

@@ -5,7 +5,7 @@ import pytest
 
 from connector.stores import CHUNK_TOKENS, NAMESPACE, STRIDE, Engine, chain, eventually, pool, running
 from tiertune_connector.protocol.messages import Side
-from tiertune_connector.sampling.ghosts import Ghosts, Room
+from tiertune_connector.sampling.observer import Ghosts, Room
 from tiertune_connector.whatif.sampler import hashes
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,7 @@ from connector.stores import CHUNK_BYTES, CHUNK_TOKENS, NAMESPACE, amid, at_once
 from tiertune_connector.counters import Counters
 from tiertune_connector.keys import Namespace
 from tiertune_connector.protocol.messages import PrefillLine, Side
-from tiertune_connector.sampling.ghosts import Room
-from tiertune_connector.sampling.observer import Observer, Sampling, StaleError
-from tiertune_connector.sampling.samples import LookupRecord, Samples
+from tiertune_connector.sampling.observer import LookupRecord, Observer, Room, Samples, Sampling, StaleError
 from tiertune_connector.sessions.session import Session
 from tiertune_connector.whatif.sampler import Pick
 

@@ -13,11 +13,14 @@ outermost module, also if it is compiled: nothing is measured while torch compil
 imported only where a module on a CUDA device is measured.
 """
 
+import os
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tiertune_connector.client.store_client import StoreClient
@@ -43,7 +46,8 @@ class Profiler:
         self.totals = Totals()
         self._device_timer = device_timer
         self._timers: dict[str, Timer[str]] = {CPU: wall_timer(wall)}
-        self._began = False
+        self.began = False
+        """Whether a stage began since this was last reset."""
         self._reporter: Reporter | None = None
 
     def stage(self, name: str) -> "Stage":
@@ -70,11 +74,6 @@ class Profiler:
             self._timers.setdefault(device, self._device_timer(device))
         return self._timers[device]
 
-    def start(self, timer: Timer[str], name: str) -> Mark[str] | None:
-        """A stage begins."""
-        self._began = True
-        return timer.start(name)
-
     def harvest(self, *timers: Timer[str]) -> None:
         """Add what devices have finished since the last call."""
         for timer in timers or tuple(self._timers.values()):
@@ -84,7 +83,7 @@ class Profiler:
     def _harvest_if_idle(self) -> None:
         # Threads that run stages harvest too. This thread does it only if no stage began since it last looked: querying
         # an event breaks the capture of a graph that another thread has under way.
-        began, self._began = self._began, False
+        began, self.began = self.began, False
         if not began:
             self.harvest()
 
@@ -136,7 +135,8 @@ class Attached:
         if self._timer is None:  # by now its parameters are where they will be
             parameter = next(iter(module.parameters()), None)
             self._timer = profiler.timer(CPU if parameter is None else str(parameter.device))
-        self._begun.marks.append(profiler.start(self._timer, self._stage.name))
+        profiler.began = True
+        self._begun.marks.append(self._timer.start(self._stage.name))
 
     def _after(self, _module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
         """Tokens are counted at once, seconds once the device has finished."""
@@ -153,3 +153,21 @@ class Attached:
 def _compiling() -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())
+
+
+_profiler = Profiler()  # this process's only one
+stage = _profiler.stage
+
+
+def connect(path: Path | str, *, label: str = "all", gpus: Sequence[str] = ()) -> StoreClient:
+    """From now on report this process's stages to the store that listens at ``path``, whenever it is there.
+
+    ``gpus``: UUIDs of the GPUs that the process computes on (``timers.gpu_uuid``); NVML's figures of them then carry
+    ``label``. What is measured while there is no store is reported once there is. Close the returned client to end.
+    ValueError for a label that no store takes, as in ``stage``.
+    """
+    stage(label)
+    client = StoreClient(path, None, engine=f"{socket.gethostname()}:{os.getpid()}"[:64], stage=label, gpus=gpus)
+    client.connect(timeout_s=0)
+    _profiler.report_to(client)
+    return client

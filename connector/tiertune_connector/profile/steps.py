@@ -133,11 +133,8 @@ class Steps:
         if step is None or not step.spans:
             return
         told = step.told or [step.seconds]
-        tokens = prefills = 0
-        for first, end in step.spans:
-            tokens += end - first
-            if end - first > self.decode_tokens:
-                prefills += 1
-        phase = "decode" if not prefills else "prefill" if prefills == len(step.spans) else "mixed"
-        self.totals.add(self.stage, phase, sum(told) / len(told) * self.ranks, tokens)
+        tokens = [end - first for first, end in step.spans]
+        prefills = sum(each > self.decode_tokens for each in tokens)
+        phase = "decode" if not prefills else "prefill" if prefills == len(tokens) else "mixed"
+        self.totals.add(self.stage, phase, sum(told) / len(told) * self.ranks, sum(tokens))
         self.observe(step.spans, max(step.seconds, *told))

@@ -5,19 +5,19 @@ A lookup only leaves its keys here; they are studied later, by a thread of their
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
+from typing import NamedTuple
 
 import msgspec
 
 from tiertune_connector.counters import Counters, Gauge
 from tiertune_connector.documents import Json
 from tiertune_connector.protocol.messages import PrefillLine, Side
-from tiertune_connector.sampling.ghosts import Ghosts, Room
-from tiertune_connector.sampling.samples import PAGE, LookupRecord, Samples
 from tiertune_connector.sessions.session import Session
-from tiertune_connector.whatif.sampler import Frequent, Sampler, hashes
+from tiertune_connector.whatif.pool_ghosts import PoolGhosts
+from tiertune_connector.whatif.sampler import Frequent, Hashes, Pick, Sampler, hashes
 
 _EVERY_S = 0.05
 _REST_S, _LEAST_REST_S = 0.02, 2e-3
@@ -28,6 +28,127 @@ _BATCH_CHUNKS = 512
 _WAITING_CHUNKS = 1 << 18
 """Most chunks kept until they are studied."""
 _CANDIDATES = 128
+
+ROOM = 32_768
+"""Most samples kept for whoever asks before they are pushed out."""
+PAGE = 8_192
+_NOTHING = (0.0, 0.0, 0.0)
+
+
+class LookupRecord(NamedTuple):
+    """A request that looked its prompt up."""
+
+    number: int
+    """Counted per boot of the store; the engine's own name for the request is left out."""
+    at_s: float
+    """Since the epoch."""
+    chunks: int
+    """Those of its whole prompt; their keys are not kept here."""
+    prompt_tokens: int
+    engine: str
+    namespace: str
+    tenant: bytes
+    """Its digest, or nothing."""
+
+    def document(self, sequence: int, pick: Pick) -> Json:
+        """One sample as it is handed out."""
+        return {
+            "seq": sequence,
+            "t": self.at_s,
+            "req": self.number,
+            "key": pick.key.hex(),
+            "pos": pick.position,
+            "chain_len": self.chunks,
+            "prompt_tokens": self.prompt_tokens,
+            "engine": self.engine,
+            "namespace": self.namespace,
+            "tenant": self.tenant.hex(),
+            "hot": pick.hot,
+        }
+
+
+class Samples:
+    """A ring of at most ``room`` samples; new ones push out the oldest. Not thread-safe."""
+
+    def __init__(self, room: int = ROOM) -> None:
+        self._ring: deque[tuple[LookupRecord, Pick]] = deque(maxlen=room)
+        self.next = 0
+        """Sequence number of the next sample; the first one is 0."""
+        self.cleared = 0
+        """Samples before this number were dropped on purpose, or earlier for lack of room."""
+
+    @property
+    def dropped(self) -> int:
+        """Samples no longer here: the sequence number of the oldest one that is."""
+        return self.next - len(self._ring)
+
+    def add(self, asked: LookupRecord, picks: Sequence[Pick]) -> None:
+        self._ring.extend((asked, pick) for pick in picks)
+        self.next += len(picks)
+
+    def clear(self) -> None:
+        """Drop all: they were sampled in another way than the next ones."""
+        self._ring.clear()
+        self.cleared = self.next
+
+    def page(self, since: int, limit: int = PAGE) -> list[Json]:
+        """About ``limit`` samples from number ``since`` on, as documents; a request's samples stay together."""
+        first = max(0, since - self.dropped)
+        told: list[Json] = []
+        before: LookupRecord | None = None
+        for index, (asked, pick) in enumerate(islice(self._ring, first, None), self.dropped + first):
+            if len(told) >= limit and asked is not before:
+                break
+            told.append(asked.document(index, pick))
+            before = asked
+        return told
+
+
+class Room(NamedTuple):
+    """A pool's size."""
+
+    chunks: int
+    """Chunks that it may hold."""
+    stride: int
+    """Bytes that each one takes."""
+
+    def of(self, each: float) -> "Room":
+        """The same for chains that take ``each`` chunks where one is asked for."""
+        return Room(int(self.chunks / each), round(self.stride * each))
+
+
+class Ghosts:
+    """The ghosts of one pool, and what was told of them: estimates may fall, a counter does not. Not thread-safe."""
+
+    def __init__(self, room: Room) -> None:
+        """``room`` is the pool's size when requests first come to it."""
+        self._room = room
+        self._ghosts = PoolGhosts(room.chunks)
+        self._told: dict[tuple[str, int], tuple[float, float, float]] = {}
+        """By algorithm and capacity: chunks hit, missed, and all that came."""
+
+    def requests(self, room: Room, chains: Iterable[Sequence[bytes]], hashed: Hashes) -> None:
+        """Requests looked these chains up, head first; ``hashed`` are the hashes of all their keys.
+
+        ``room`` is the pool's size now.
+        """
+        if room != self._room:
+            self._room = room
+            self._ghosts.resize(room.chunks)
+        self._ghosts.requests(chains, hashed)
+
+    def rows(self, namespace: str, model: str, chunk_tokens: int) -> Iterator[Gauge]:
+        """The pool's series of ``whatif_tokens_total``."""
+        before, self._told = self._told, {}
+        for (algorithm, capacity), (hits, chunks) in self._ghosts.counts().items():
+            hit, missed, came = before.get((algorithm, capacity), _NOTHING)
+            if chunks < came:  # the ghosts count anew there
+                hit, missed, _ = _NOTHING
+            told = self._told[algorithm, capacity] = max(hit, hits), max(missed, chunks - hits), chunks
+            size = str(capacity * self._room.stride)
+            for result, count in zip(("hit", "miss"), told, strict=False):
+                yield "whatif_tokens_total", (algorithm, size, result, namespace, model), count * chunk_tokens
+
 
 _Lookup = tuple[LookupRecord, Sequence[bytes]]
 """What ``seen`` leaves: the request, and its keys."""
@@ -198,12 +319,11 @@ class Observer:
 
         As far as known.
         """
-        known = self._namespaces.get(namespace)
-        line = known.prefill if known else None
+        known = self._namespaces.get(namespace) or _Namespace(chunk_tokens=0, model="")
         return {
-            "chunk_tokens": known.chunk_tokens if known else 0,
-            "chunks_each": known.each if known else 1.0,
-            "prefill": msgspec.structs.asdict(line) if line else None,
+            "chunk_tokens": known.chunk_tokens,
+            "chunks_each": known.each,
+            "prefill": msgspec.structs.asdict(known.prefill) if known.prefill else None,
         }
 
     def rows(self) -> list[Gauge]:

@@ -12,8 +12,7 @@ from functools import partial
 import msgspec
 
 from tiertune_connector.counters import Counters
-from tiertune_connector.sampling.ghosts import Room
-from tiertune_connector.sampling.observer import Observer
+from tiertune_connector.sampling.observer import Observer, Room
 from tiertune_connector.sessions.holdings import Holdings, Quotas
 from tiertune_connector.sessions.namespaces import Namespaces
 from tiertune_connector.sessions.session import Session
