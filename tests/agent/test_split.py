@@ -19,7 +19,7 @@ from tiertune_agent.tuners.base import Current, NoChange, Proposal
 from tiertune_agent.tuners.remote_policy import RemotePolicy
 from tiertune_agent.tuners.tier_size import candidates
 from tiertune_agent.verdicts.soak import slowest
-from tiertune_agent.whatif.shapes import Grid, Split, median_shape
+from tiertune_agent.whatif.shapes import Grid, Split, median_shape, remote_bytes
 
 GIB = 2**30
 DRAM = capacity_field("dram")
@@ -212,8 +212,10 @@ def test_a_remote_that_was_emptied_can_come_back():
     """Its maxmemory of one byte is a size of none, and larger ones are simulated."""
     told = {"tiers": {"remote": {"health": "ok", "capacity_bytes": 1}}}
     fleet = [replace(host("host-a", 8 * GIB), status=told)]
-    assert median_shape(fleet) == gib(8)
-    assert any(shape.remote >= GIB for shape in Grid().around(median_shape(fleet), ("dram", "remote")))
+    assert median_shape(fleet, remote_bytes(fleet)) == gib(8)
+    assert any(
+        shape.remote >= GIB for shape in Grid().around(median_shape(fleet, remote_bytes(fleet)), ("dram", "remote"))
+    )
 
 
 def test_a_split_budget_is_simulated_by_its_splits():
