@@ -353,6 +353,6 @@ def _told(tier: str, now: Shape, best: Choice, *, splits: bool, money: bool) -> 
     )
 
 
-def horizon_s(period_s: float) -> float:
-    """How far back prospects count, in seconds: older ones weigh less than a fiftieth."""
-    return 50 * period_s
+def horizon(period_s: float) -> timedelta:
+    """How far back prospects count: older ones weigh less than a fiftieth."""
+    return timedelta(seconds=50 * period_s)
