@@ -304,7 +304,8 @@ class ReplayAgent:
         else:
             windows = [window for window in stores.windows if window.start >= since]
             trial = eviction_trial(windows, before, after, float(self.shape.dram))
-        return replace(trial, weights=())  # as when the published figures were made (ADR 0065)
+        pairs = [pair._replace(weight=1.0) for pair in trial.pairs]
+        return replace(trial, pairs=pairs)  # as when the published figures were made (ADR 0065)
 
     def _set(self, tier: str, field: str, value: Any) -> None:  # noqa: ANN401 (of a document)
         self._settled_s[tier] = (self._at_s // self._period_s + 1) * self._period_s
