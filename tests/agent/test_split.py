@@ -16,7 +16,7 @@ from tiertune_agent.policy.document import Policy
 from tiertune_agent.records import FLEET, REMOTE, Prospect, Snapshot, Target
 from tiertune_agent.remote.split import SPLIT, Managed
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
-from tiertune_agent.tuners.remote_policy import RemotePolicy
+from tiertune_agent.tuners.eviction import RemotePolicy
 from tiertune_agent.tuners.tier_size import candidates
 from tiertune_agent.verdicts.soak import slowest
 from tiertune_agent.whatif.shapes import Grid, Split, median_shape, remote_bytes

@@ -1,4 +1,7 @@
-"""Which eviction algorithm for a pool? Another one if its ghost, at the pool's own capacity, hits clearly more."""
+"""Which eviction algorithm for a pool? Another one if its ghost, at the pool's own capacity, hits clearly more.
+
+Of a managed remote, whose algorithm is Redis's own, only whether it evicts what it must.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from tiertune_agent.fields import Json, JsonDict, in_force, read
-from tiertune_agent.records import Target, Window, Windows, ended, sum_known, total
+from tiertune_agent.records import REMOTE, Target, Window, Windows, ended, sum_known, total
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Tuner, TunerSettings, pool_targets
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
 from tiertune_agent.tuners.ghosts import Tokens, ghost_tokens, nearest
@@ -32,6 +35,8 @@ MEMORY = 10
 """Periods; anything older would weigh less than a thirtieth."""
 SAME_SIZE = 0.05
 """Ghosts whose sizes differ by at most this share are of one size; if they differ by more, the capacity changed."""
+REMOTE_POLICY = "remote.policy"
+WANTED = "allkeys-lru"
 
 
 class EvictionSettings(TunerSettings):
@@ -171,6 +176,25 @@ class EvictionTuner(Tuner):
         )
         evidence = {"capacity_bytes": size, "shares": shares}
         return Proposal(field, algorithm, best, reason, evidence, _requests(seen))
+
+
+class RemotePolicy(Tuner):
+    """Chunks do not expire, so a policy that evicts nothing, or only expiring keys, keeps the first chunks for ever."""
+
+    name = "remote_policy"
+    key = "eviction"
+    scope = "fleet"
+    settings: EvictionSettings
+
+    def targets(self, store: str, status: Json) -> list[Target]:  # noqa: ARG002 (the fleet's)
+        return [REMOTE]
+
+    def evaluate(self, history: Windows, current: Current) -> Answer:  # noqa: ARG002 (what is set is enough)
+        found = str(read(current.tuning, REMOTE_POLICY))
+        if found.startswith("allkeys-"):
+            return NoChange(f"the remote stays with {found}, which evicts any key")
+        told = f"with {found} the remote, once full, refuses every new chunk: chunks do not expire"
+        return Proposal(REMOTE_POLICY, found, WANTED, told)
 
 
 def ghosts(history: Windows, capacity: float | None, period_s: float) -> tuple[int, list[GhostWindow]]:

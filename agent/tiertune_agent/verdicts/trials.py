@@ -10,8 +10,8 @@ from datetime import datetime
 from functools import lru_cache
 from statistics import fmean
 
-from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window, Windows, ended
-from tiertune_agent.tuners import gate_settings, holdout, remote_fetch
+from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window, Windows
+from tiertune_agent.tuners import gate_settings, remote_fetch
 from tiertune_agent.tuners.admission import Passage, passed
 from tiertune_agent.tuners.base import Proposal, TypicalCandidate
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Summand
@@ -43,7 +43,7 @@ def measure(decision: Decision | Proposal) -> str:
 
 def unweighed(decision: Decision | Proposal) -> Verdict:
     """The verdict on a change that nothing measures."""
-    if decision.field == holdout.FIELD:
+    if decision.field == gate_settings.HOLDOUT:
         told = (
             f"an experiment, and no setting with a better value: {decision.after:.1%} of the requests are held out, as "
             "the policy says; what fetching saves by it is in the ledger"
@@ -198,9 +198,11 @@ def _measured(windows: Windows) -> Groups:
     """
     groups = ([sums(window, group) for group in GROUPS] for window in windows)
     both = [(held, fetched) for held, fetched in groups if held.tokens > 0 and fetched.tokens > 0]
-    pairs = [(held.per_token, fetched.per_token) for held, fetched in both]
-    weights = [held.tokens * fetched.tokens / (held.tokens + fetched.tokens) for held, fetched in both]
-    return Groups(pairs, "seconds per token, measured by holdout", weights)
+    pairs = [
+        Pair(held.per_token, fetched.per_token, held.tokens * fetched.tokens / (held.tokens + fetched.tokens))
+        for held, fetched in both
+    ]
+    return Groups(pairs, "seconds per token, measured by holdout")
 
 
 def _missed(window: Window, before: str, after: str, capacity: float | None) -> Pair | None:
