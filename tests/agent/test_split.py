@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from agent.fakes import START, gib
 from agent.test_actuator import DECISION
-from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.round import Round
 from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field
 from tiertune_agent.policy.budgets import budgeted
@@ -245,24 +244,23 @@ class Asked:
         return []
 
 
-def test_what_is_simulated_follows_the_policy_and_no_missed_answer(history):
+def test_what_is_simulated_follows_the_policy_and_no_missed_answer(agent):
     """Splits of the budget, also in a round that a store misses; nothing of the remote where it is not managed."""
-    whatif = Asked()
-    prospects = Prospects(history, whatif, lambda: START, 15.0)
+    agent.loop.whatif = whatif = Asked()
     whole = even()
     partly = managed(200 * GIB, 100 * GIB, missing=["host-1"])
     for shared, wanted in ((whole, Split(400 * GIB, 2)), (partly, Split(400 * GIB, 2)), (None, Split(400 * GIB, 2))):
-        prospects.run(Round(whole.policy, 1, whole.fleet, True, shared))
+        agent.loop._simulate(Round(whole.policy, 1, whole.fleet, True, shared))
         assert whatif.asked == (True, wanted)
-    prospects.run(Round(whole.policy, 1, whole.fleet))
+    agent.loop._simulate(Round(whole.policy, 1, whole.fleet))
     assert whatif.asked == (False, None)
 
 
-def test_prospects_are_due_for_a_look_though_rounds_are_not_punctual(history):
+def test_prospects_are_due_for_a_look_though_rounds_are_not_punctual(agent):
     """A round that comes a moment early does not wait for the next one, a window later."""
-    whatif = Asked()
+    agent.loop.whatif = whatif = Asked()
     whole = even()
-    Prospects(history, whatif, lambda: START, 15.0).run(Round(whole.policy, 1, whole.fleet, True, whole))
+    agent.loop._simulate(Round(whole.policy, 1, whole.fleet, True, whole))
     assert whatif.every_s == whole.policy.tuners.tier_size.look_s - 7.5
 
 
