@@ -160,8 +160,8 @@ class Judge:
         now = self._now()
         undone = self._history.changed.undone(now - MEMORY, now, [decision.target.store])
         same = undone.get(place("", decision.target)[1:], ())
-        on = (made for made in same if remote_fetch.protects(made.field, made.before))
-        return DOUBTED if any(on) else ""
+        again = any(remote_fetch.protects(made.field, made.before) for made in same)
+        return DOUBTED if again else ""
 
     def _verdict(self, decision: Decision, this: Round) -> Verdict | None:
         """The verdict; None while the change soaks."""

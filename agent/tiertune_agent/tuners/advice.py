@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from tiertune_agent.fields import Json
-from tiertune_agent.records import FLEET, OBSERVED, Prospect, StageWindow, Target, Windows, grouped, total
+from tiertune_agent.records import FLEET, OBSERVED, StageWindow, Target, Windows, grouped, total
 from tiertune_agent.tuners.base import (
     Answer,
     Current,
@@ -183,31 +183,22 @@ def compared(current: Current, period_s: float, other: Callable[[Shape], str]) -
 
     Mean seconds to the first token now, the share of them that the other saves (negative if it costs), and requests.
     """
-    pairs = [
-        (prospect, pair)
-        for prospect in current.prospects
-        if prospect.requests and current.target.namespace in ("", prospect.namespace)
-        if (pair := _pair(prospect, present_shape(current), other))
-    ]
-    if len(pairs) < ENOUGH_WINDOWS:
+    now, rows = present_shape(current), []
+    for prospect in current.prospects:
+        both = [shape for shape in simulated(prospect) if other(shape) in prospect.costs and other(shape) != str(shape)]
+        if both and prospect.requests and current.target.namespace in ("", prospect.namespace):
+            shape = nearest(both, now)
+            rows.append((prospect, prospect.costs[str(shape)], prospect.costs[other(shape)]))
+    if len(rows) < ENOUGH_WINDOWS:
         return None
-    newest = max(prospect.start for prospect, _ in pairs)
-    parts = []
-    for prospect, (now_s, other_s) in pairs:
+    newest = max(prospect.start for prospect, *_ in rows)
+    parts, asked = [], 0.0
+    for prospect, now_s, other_s in rows:
         weight = DECAY ** ((newest - prospect.start).total_seconds() / period_s)
         parts.append(Summand(prospect.requests * (now_s - other_s), prospect.requests * now_s, weight))
-    requests = sum(part.weight * prospect.requests for part, (prospect, _) in zip(parts, pairs, strict=True))
-    now_s = sum(part.weight * part.per for part in parts) / requests
-    return (now_s, ratio(parts), sum(prospect.requests for prospect, _ in pairs)) if now_s > 0 else None
-
-
-def _pair(prospect: Prospect, now: Shape, other: Callable[[Shape], str]) -> tuple[float, float] | None:
-    """Seconds of a shape and of its ``other``, for the shape nearest to the present one that has both costs."""
-    both = [shape for shape in simulated(prospect) if other(shape) in prospect.costs and other(shape) != str(shape)]
-    if not both:
-        return None
-    shape = nearest(both, now)
-    return prospect.costs[str(shape)], prospect.costs[other(shape)]
+        asked += weight * prospect.requests
+    mean_s = sum(part.weight * part.per for part in parts) / asked
+    return (mean_s, ratio(parts), sum(prospect.requests for prospect, *_ in rows)) if mean_s > 0 else None
 
 
 @dataclass(frozen=True)

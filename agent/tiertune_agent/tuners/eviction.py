@@ -130,12 +130,12 @@ class EvictionTuner(Tuner):
             return NoChange(f"{algorithm} stays: no ghost of another candidate is there to compare it with")
         at = f"at {format_size(size)}"
         evidence = {"capacity_bytes": size, "rivals": [_figures(rival) for rival in rivals]}
-        clear = [rival for rival in rivals if not self._against(rival)]
+        clear = [rival for rival in found if not self._against(rival)]
         if not clear:
             told = _told(rivals[0], algorithm)
             return NoChange(f"{algorithm} stays: {at}, {told}: {self._against(rivals[0])}", evidence)
-        equal = [rival for rival in clear if rival.gain.value > clear[0].gain.value - EQUAL]
-        chosen = min(equal, key=lambda rival: self.settings.candidates.index(rival.name))
+        most = max(rival.gain.value for rival in clear)
+        chosen = next(rival for rival in clear if rival.gain.value > most - EQUAL)
         reason = f"{at}, {_told(chosen, algorithm)}"
         if chosen.name != "lru" and isfinite(chosen.summed):
             reason += f"; in all {chosen.summed:.0%} of a period's {_fewer(chosen.present)}"
@@ -165,8 +165,8 @@ class EvictionTuner(Tuner):
 
     def _without_ghost(self, field: str, algorithm: str, size: int, seen: Sequence[GhostWindow]) -> Answer:
         """Replace FIFO, which needs no ghost: it never measured above LRU (and is no candidate). Others stay."""
-        found = {name: _hits(seen, name) for name in self.settings.candidates}
-        shares = {name: hits.value for name, hits in found.items() if hits.windows}
+        names = self.settings.candidates
+        shares = {name: hits.value for name in names if (hits := _hits(seen, name)).windows}
         if algorithm != "fifo" or not shares:
             return NoChange(f"{algorithm} stays: it has no ghost, so nothing tells what another one would gain")
         best = max(shares, key=lambda name: shares[name])

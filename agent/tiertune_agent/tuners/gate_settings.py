@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from tiertune_agent.fields import read
-from tiertune_agent.records import Made, Windows
+from tiertune_agent.records import Windows
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, since_change
 from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_agent.tuners.remote_fetch import OfRemote
@@ -24,17 +24,18 @@ class GateTuner(OfRemote):
         if margin != wanted:
             reason = f"the policy says margin {wanted:g}, the store has {margin}"
             return Proposal(MARGIN, margin, wanted, reason, {"requests": 0} if learned else {})  # so is the floor
-        return self._floor(since_change(history, current), read(current.tuning, FLOOR), learned)
-
-    def _floor(self, windows: Windows, now: int | None, learned: Made | None) -> Answer:
-        policy = self.settings.min_fetch_tokens
+        now, policy, windows = (
+            read(current.tuning, FLOOR),
+            self.settings.min_fetch_tokens,
+            since_change(history, current),
+        )
         if now is None or now < policy:
             return Proposal(FLOOR, now, policy, f"the policy says min_fetch_tokens {policy}, the store has {now}")
         short = losing_lengths(windows, self.settings.disable_after)
         if short is not None and short.tokens > now:
             return Proposal(FLOOR, now, short.tokens, short.reason, {"requests": short.requests}, short.requests)
         if now == policy:
-            return NoChange(f"as the policy says: margin {self.settings.margin:g}, floor {policy} tokens")
+            return NoChange(f"as the policy says: margin {wanted:g}, floor {policy} tokens")
         if learned and (not windows or windows[-1].start < learned.at + TRIED_AGAIN):
             return NoChange(f"the floor stays at {now} tokens, above the policy's {policy}: shorter fetches lost")
         reason = f"the policy says min_fetch_tokens {policy}: what is shorter than {now} is tried again"

@@ -103,13 +103,11 @@ def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: da
     gib_s = rates.network_gib * 3600 / rates.gpu_hour if tier == "remote" and rates.gpu_hour else 0.0
 
     def parts(spell: Sequence[Passage]) -> list[Summand]:
-        found = []
-        for seen in spell:
-            prompts_s = seen.prompt_tokens * token_s
-            network_s = gib_s * seen.sent_bytes / GIB
-            if prompts_s > 0:
-                found.append(Summand(prompts_s - seen.asked_bytes * byte_s + network_s, prompts_s))
-        return found
+        return [
+            Summand(prompts_s - seen.asked_bytes * byte_s + gib_s * seen.sent_bytes / GIB, prompts_s)
+            for seen in spell
+            if (prompts_s := seen.prompt_tokens * token_s) > 0
+        ]
 
     return Spells(parts(before), parts(after), f"cost of the prompts, without {tier} being 1")
 
