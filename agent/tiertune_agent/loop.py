@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
-from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.round import Round
 from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.collector.direct_commands import DirectCommands
@@ -23,6 +22,8 @@ from tiertune_agent.records import FLEET, REMOTE, Now, Rates, Snapshot, Target, 
 from tiertune_agent.remote.managed import KIND, UNNAMED, Remote
 from tiertune_agent.remote.split import Managed
 from tiertune_agent.tuners.base import models
+from tiertune_agent.whatif.fleet import FleetWhatif
+from tiertune_agent.whatif.shapes import Split
 
 log = logging.getLogger(__name__)
 SILENT = ("store_unreachable", KIND)
@@ -39,8 +40,9 @@ class Loop:
     rounds: Rounds
     judge: Judge
     watch: Watch
-    prospects: Prospects
+    whatif: FleetWhatif
     now: Now
+    window_s: float
     observer: Observer
     direct: DirectCommands
     remote: Remote | None
@@ -49,6 +51,8 @@ class Loop:
     """Whom the last round met, and where; None: there was none since this agent leads."""
     _unheard: bool = field(default=False, init=False)
     """Whether the remote, not managed, did not answer in the last round."""
+    _split: Split | None = field(default=None, init=False)
+    """That of the last round in which all stores answered: a store that misses a round does not change it."""
 
     def begin(self) -> None:
         """Forget what was read when this agent led before: another one may have led since."""
@@ -59,7 +63,7 @@ class Loop:
         self.watch.forget()
         self.rounds.forget()
         self.judge.forget()
-        self.prospects.forget()
+        self.whatif.resume()
         self.observer.forget()
 
     def run_once(self) -> None:
@@ -85,8 +89,18 @@ class Loop:
             self.rounds.tune([snapshot for snapshot in this.fleet if snapshot.store not in uncertain], this)
         self.judge.run(this)
         self.judge.review(this)
-        self.prospects.run(this)  # from here on, errors stop no tuning
+        self._simulate(this)  # from here on, errors stop no tuning
         self.rounds.advise(self._observe(policy, sources), this)
+
+    def _simulate(self, this: Round) -> None:
+        """Read the fleet's samples, and remember what other sizes of the tiers would have cost, for tuners to read."""
+        if not this.managed:
+            self._split = None
+        elif this.shared and this.shared.complete:
+            self._split = this.shared.budget
+        every_s = this.policy.tuners.tier_size.look_s - self.window_s / 2  # rounds are not punctual
+        told = self.whatif.round(this.fleet, self.now(), every_s=every_s, managed=this.managed, split=self._split)
+        self.history.measured.remember_prospects(told)
 
     def _meet(self, met: tuple[object, set[str]]) -> None:
         """Export what was changed, also of stores that came back, and leave out who has left the fleet."""

@@ -17,7 +17,6 @@ from tiertune_agent.changes.actuator import Actuator, Tuned
 from tiertune_agent.changes.control import ChangeControl
 from tiertune_agent.changes.judge import Judge
 from tiertune_agent.changes.operators import Operators
-from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.rounds import Rounds
 from tiertune_agent.collector.direct_commands import DirectCommands
 from tiertune_agent.collector.observer import Observer
@@ -100,7 +99,6 @@ class Agent:
         self.history.named = lambda: {*self.collector.addresses, *self.observer.addresses}
         actuator = Actuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)
         self.samples = SampleReader(self.collector.client)
-        whatif = FleetWhatif(self.samples, Handout(self.collector.client), steady)
         self.changes = ChangeControl(self.history, actuator, now)
         engines = Engines(settings.engines, to_stores.tokenless)
         self.operators = Operators(self.history, self.collector, now, engines)
@@ -115,8 +113,9 @@ class Agent:
             rounds=rounds,
             judge=Judge(self.history, self.changes, now, watch.windows.of),
             watch=watch,
-            prospects=Prospects(self.history, whatif, now, settings.window),
+            whatif=FleetWhatif(self.samples, Handout(self.collector.client), steady),
             now=now,
+            window_s=settings.window,
             observer=self.observer,
             direct=DirectCommands(self.history.journal.audit_once),
             remote=self._remote,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent.answers import no_change, proposal
 from agent.fakes import after
 from agent.fakes import window as told_of
-from tiertune_agent.records import Histogram, Rates, Target
+from tiertune_agent.records import Histogram, Made, Rates, Target
 from tiertune_agent.tuners.admission import AdmissionSettings, AdmissionTuner, passed
 from tiertune_agent.tuners.base import Current, Proposal
 
@@ -166,7 +166,12 @@ def test_only_windows_since_the_last_change_count():
     """What was written under the other setting tells nothing of this one."""
     history = windows(dropped=100, evicted=400)
     status = {"tiers": {"remote": {"health": "ok"}}}
-    current = Current(Target("host-a", "remote"), {}, status, changed_at=after(seconds=15 * 8))
+    current = Current(
+        Target("host-a", "remote"),
+        {},
+        status,
+        last=Made("admission.remote", "second_access", "always", after(seconds=15 * 8)),
+    )
     assert "in 2 windows" in TUNER.evaluate(history, current).reason
 
 

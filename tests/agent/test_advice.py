@@ -10,10 +10,21 @@ from hypothesis import strategies as st
 from agent.answers import no_change, proposal
 from agent.fakes import DIGEST, after, window
 from tiertune_agent.records import OBSERVED, Prospect, StageWindow, Target
-from tiertune_agent.tuners.advice import FLEET, AdviceSettings, Balance, Routing, Sharing
-from tiertune_agent.tuners.balance import Demand, demand
+from tiertune_agent.tuners.advice import (
+    COMPUTED,
+    FLEET,
+    LOADED,
+    PREFILL_S,
+    WAIT_S,
+    AdviceSettings,
+    Balance,
+    Demand,
+    Loading,
+    Routing,
+    Sharing,
+    demand,
+)
 from tiertune_agent.tuners.base import Current, Proposal
-from tiertune_agent.tuners.loading import COMPUTED, LOADED, PREFILL_S, WAIT_S, Loading
 
 GIB = 1 << 30
 NOW, UNSHARED = f"{GIB}/0/{4 * GIB}", f"{GIB}/0/0"

@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 
 from agent.agents import POLICY
+from agent.answers import trial_of
 from agent.fakes import DIGEST, SLOW, START, propose, window
 from agent.html import Page
 from tiertune_agent.records import State, Target, series
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.evidence import Ratio, Summand
-from tiertune_agent.verdicts.verdict import Spells, Trial, weigh
+from tiertune_agent.verdicts.verdict import Spells, weigh
 from tiertune_agent.web.curves import Ghost, by_gain, counted, curve_chart, curves
 from tiertune_agent.web.evidence import Compared, compared
 from tiertune_agent.web.page import environment
@@ -202,7 +203,7 @@ class TestCompared:
         """Before and promised are the proposal's, after and without the verdict's; doubt is two standard errors."""
         made = replace(resize(history), state=State.KEPT)
         pairs = ((0.5, 0.4), (0.52, 0.41), (0.51, 0.42))
-        verdict = weigh(Trial(pairs, "seconds to the first token per request"), worse_by=0)
+        verdict = weigh(trial_of(pairs, "seconds to the first token per request"), worse_by=0)
         told = compared(made, [{"evidence": verdict.evidence}])
         assert (told.before, told.promised, told.windows) == (0.45, 0.4, 3)
         assert (told.without, told.after) == (pytest.approx(0.51), pytest.approx(0.41))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.answers import no_change, proposal
 from agent.fakes import START, by_length, remote_window
-from tiertune_agent.records import Target
+from tiertune_agent.records import Made, Target
 from tiertune_agent.tuners.base import MOST_OF_TIER, Current, Proposal, TypicalCandidate
 from tiertune_agent.tuners.lengths import losing_lengths
 from tiertune_agent.tuners.remote_fetch import RemoteFetch, RemoteFetchSettings, asked, candidates, typical_candidate
@@ -20,7 +20,8 @@ TYPICAL = TypicalCandidate(requests=10, nbytes=100e6, recompute_s=0.5)
 
 
 def current(fetch, changed_at=None, typical=TYPICAL):
-    return Current(Target("host-a", "remote"), {"tiers": {"remote": {"fetch": fetch}}}, {}, changed_at, typical=typical)
+    last = changed_at and Made("tiers.remote.fetch", None, fetch, changed_at)
+    return Current(Target("host-a", "remote"), {"tiers": {"remote": {"fetch": fetch}}}, {}, last, typical=typical)
 
 
 def slow(index, requests=10):
@@ -158,7 +159,7 @@ def test_only_windows_since_the_last_change_count():
 def test_it_never_flaps_faster_than_n_windows(states, needed):
     """Whatever the bandwidth does, N windows lie between two changes."""
     tuner = RemoteFetch(RemoteFetchSettings(disable_after=needed, enable_after=needed))
-    now, history, changes = replace(current("on"), changed_at=START), [], []
+    now, history, changes = current("on", START), [], []
     for index, (bandwidth, fresh, requests) in enumerate(states):
         on = now.tuning["tiers"]["remote"]["fetch"] == "on"
         asked = requests if on else 0
@@ -167,7 +168,7 @@ def test_it_never_flaps_faster_than_n_windows(states, needed):
         answer = tuner.evaluate(history, now)
         if isinstance(answer, Proposal):
             changes.append(index)
-            now = replace(current(answer.after), changed_at=history[-1].start + timedelta(seconds=15), typical=TYPICAL)
+            now = current(answer.after, history[-1].start + timedelta(seconds=15))
     assert all(later - earlier >= needed for earlier, later in zip([-1, *changes], changes, strict=False))
 
 

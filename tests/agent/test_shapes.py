@@ -33,7 +33,7 @@ def test_the_present_shape_is_that_of_the_median_host():
     """One host that is larger does not stand for all; the remote is one."""
     redis = {"health": "ok", "capacity_bytes": 5 * GIB, "resident_bytes": 1}
     fleet = [snapshot(dram=size * GIB, disk=GIB, remote=redis) for size in (1, 1, 9)]
-    assert median_shape(fleet) == gib(1, 5, 1)
+    assert median_shape(fleet, remote_bytes(fleet)) == gib(1, 5, 1)
 
 
 def test_a_remote_without_a_bound_has_a_size_that_stands_still():

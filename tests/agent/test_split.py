@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from agent.fakes import START, gib
 from agent.test_actuator import DECISION
-from tiertune_agent.changes.prospects import Prospects
 from tiertune_agent.changes.round import Round
 from tiertune_agent.fields import REMOTE_CAPACITY, capacity_field
 from tiertune_agent.policy.budgets import budgeted
@@ -16,10 +15,10 @@ from tiertune_agent.policy.document import Policy
 from tiertune_agent.records import FLEET, REMOTE, Prospect, Snapshot, Target
 from tiertune_agent.remote.split import SPLIT, Managed
 from tiertune_agent.tuners.base import Current, NoChange, Proposal
-from tiertune_agent.tuners.remote_policy import RemotePolicy
+from tiertune_agent.tuners.eviction import RemotePolicy
 from tiertune_agent.tuners.tier_size import candidates
 from tiertune_agent.verdicts.soak import slowest
-from tiertune_agent.whatif.shapes import Grid, Split, median_shape
+from tiertune_agent.whatif.shapes import Grid, Split, median_shape, remote_bytes
 
 GIB = 2**30
 DRAM = capacity_field("dram")
@@ -212,8 +211,10 @@ def test_a_remote_that_was_emptied_can_come_back():
     """Its maxmemory of one byte is a size of none, and larger ones are simulated."""
     told = {"tiers": {"remote": {"health": "ok", "capacity_bytes": 1}}}
     fleet = [replace(host("host-a", 8 * GIB), status=told)]
-    assert median_shape(fleet) == gib(8)
-    assert any(shape.remote >= GIB for shape in Grid().around(median_shape(fleet), ("dram", "remote")))
+    assert median_shape(fleet, remote_bytes(fleet)) == gib(8)
+    assert any(
+        shape.remote >= GIB for shape in Grid().around(median_shape(fleet, remote_bytes(fleet)), ("dram", "remote"))
+    )
 
 
 def test_a_split_budget_is_simulated_by_its_splits():
@@ -243,24 +244,23 @@ class Asked:
         return []
 
 
-def test_what_is_simulated_follows_the_policy_and_no_missed_answer(history):
+def test_what_is_simulated_follows_the_policy_and_no_missed_answer(agent):
     """Splits of the budget, also in a round that a store misses; nothing of the remote where it is not managed."""
-    whatif = Asked()
-    prospects = Prospects(history, whatif, lambda: START, 15.0)
+    agent.loop.whatif = whatif = Asked()
     whole = even()
     partly = managed(200 * GIB, 100 * GIB, missing=["host-1"])
     for shared, wanted in ((whole, Split(400 * GIB, 2)), (partly, Split(400 * GIB, 2)), (None, Split(400 * GIB, 2))):
-        prospects.run(Round(whole.policy, 1, whole.fleet, True, shared))
+        agent.loop._simulate(Round(whole.policy, 1, whole.fleet, True, shared))
         assert whatif.asked == (True, wanted)
-    prospects.run(Round(whole.policy, 1, whole.fleet))
+    agent.loop._simulate(Round(whole.policy, 1, whole.fleet))
     assert whatif.asked == (False, None)
 
 
-def test_prospects_are_due_for_a_look_though_rounds_are_not_punctual(history):
+def test_prospects_are_due_for_a_look_though_rounds_are_not_punctual(agent):
     """A round that comes a moment early does not wait for the next one, a window later."""
-    whatif = Asked()
+    agent.loop.whatif = whatif = Asked()
     whole = even()
-    Prospects(history, whatif, lambda: START, 15.0).run(Round(whole.policy, 1, whole.fleet, True, whole))
+    agent.loop._simulate(Round(whole.policy, 1, whole.fleet, True, whole))
     assert whatif.every_s == whole.policy.tuners.tier_size.look_s - 7.5
 
 

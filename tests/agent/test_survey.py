@@ -66,9 +66,9 @@ def test_each_namespace_and_horizon_has_prospects_of_its_own(history):
     other = replace(new, namespace="cd" * 16)
     history.measured.remember_prospects([old, new, other])
     survey = Survey(history, after(minutes=55), TierWindows(history), ())
-    assert survey.prospects(DIGEST, 600.0) == [new]
-    assert survey.prospects(DIGEST, 7200.0) == [old, new]
-    assert survey.prospects(other.namespace, 600.0) == [other]
+    assert survey.prospects(DIGEST, timedelta(minutes=10)) == [new]
+    assert survey.prospects(DIGEST, timedelta(hours=2)) == [old, new]
+    assert survey.prospects(other.namespace, timedelta(minutes=10)) == [other]
 
 
 def test_what_was_proposed_for_a_pool_that_is_gone_is_wished_no_more(agents, policy_file, store, clock):

@@ -11,7 +11,7 @@ from agent.answers import no_change, proposal
 from agent.fakes import gib
 from tiertune_agent.records import Prospect, Rates, Target
 from tiertune_agent.tuners.base import Current, Proposal
-from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings, choose, horizon_s, weight_at
+from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings, choose, horizon, weight_at
 from tiertune_connector.whatif.chain import Shape
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -303,7 +303,7 @@ def test_a_faster_gpu_changes_no_choice(costs, factor):
 
 def test_prospects_are_weighed_as_long_as_they_count():
     """Older ones would count less than a fiftieth."""
-    assert 1 / 60 < weight_at(horizon_s(300.0) / 300.0) < 1 / 50
+    assert 1 / 60 < weight_at(horizon(300.0).total_seconds() / 300.0) < 1 / 50
 
 
 @pytest.mark.parametrize(("periods", "wished"), [(8, False), (12, True)])

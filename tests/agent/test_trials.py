@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from agent.answers import trial_of
 from agent.fakes import DIGEST, START, after, by_length, gib, remote_window, window
 from agent.test_actuator import DECISION
 from tiertune_agent.records import Histogram, Prospect, Rates, Target
@@ -25,7 +26,7 @@ from tiertune_agent.verdicts.trials import (
     size_trial,
     unweighed,
 )
-from tiertune_agent.verdicts.verdict import Trial, weigh
+from tiertune_agent.verdicts.verdict import weigh
 from tiertune_connector.whatif.chain import Shape
 
 TYPICAL = TypicalCandidate(requests=10, nbytes=100e6, recompute_s=0.5)
@@ -90,7 +91,7 @@ def test_a_holdout_is_believed_before_predictions():
     }
     windows = [replace(one, values={**one.values, **sums}) for one in outcomes(3, 3, 3)]
     trial = fetch_trial("on", windows, TYPICAL)
-    assert trial.pairs == [(0.001, 0.008)] * 3
+    assert trial.pairs == [(0.001, 0.008, 500.0)] * 3
     assert weigh(trial, worse_by=0.02).state == "rolled_back"
 
 
@@ -255,10 +256,10 @@ def ghosts(index, asked=100.0, **hits):
 def test_algorithms_are_tried_by_their_ghosts_at_the_pools_size():
     """The missed share of both, at the simulated size nearest to the pool's; windows without both do not count."""
     windows = [ghosts(0, lru=(50, 60), arc=(55, 50)), ghosts(1, lru=(50, 60)), pool(2, {})]
-    assert eviction_trial(windows, "lru", "arc", 0.9 * GIB) == Trial(
+    assert eviction_trial(windows, "lru", "arc", 0.9 * GIB) == trial_of(
         [(0.5, 0.45)], "missed share of the prompts", [100]
     )
-    assert eviction_trial(windows, "lru", "arc", 3.0 * GIB).pairs == [(0.4, 0.5)]
+    assert eviction_trial(windows, "lru", "arc", 3.0 * GIB).pairs == [(0.4, 0.5, 100)]
     assert eviction_trial(windows, "lru", "arc", 4.1 * GIB).pairs == [], "no ghost of about its size"
     assert eviction_trial(windows, "lru", "arc", None).pairs == [], "nor of one that nobody knows"
     strange = {"whatif_tokens_total{algorithm=arc,capacity_bytes=<b>,result=hit}": 5.0}
@@ -285,7 +286,7 @@ def prospect(index, requests, half, full, namespace=DIGEST):
 def test_sizes_are_tried_on_the_same_requests():
     """Of several namespaces in one period, the mean over their requests; periods without any are left out."""
     seen = [prospect(0, 30, 1.0, 0.8), prospect(0, 10, 2.0, 2.0, "cd" * 16), prospect(1, 0, 9.0, 9.0)]
-    assert size_trial(seen, HALF, FULL) == Trial([(1.25, 1.1)], "seconds to the first token per request", [40.0])
+    assert size_trial(seen, HALF, FULL) == trial_of([(1.25, 1.1)], "seconds to the first token per request", [40.0])
 
 
 def test_sizes_with_a_price_are_tried_by_seconds_and_rent():
@@ -296,13 +297,14 @@ def test_sizes_with_a_price_are_tried_by_seconds_and_rent():
     alone = size_trial([busy, idle], HALF, FULL)
     assert size_trial([busy, idle], HALF, FULL, rates=Rates(gib_hour=rates.gib_hour), hosts=2) == alone
     trial = size_trial([busy, idle], HALF, FULL, rates=rates, hosts=2)
-    assert (trial.of, trial.weights) == (alone.of, alone.weights)
-    assert trial.pairs == [(old, pytest.approx(new + 2 * 100 / 10 / 40)) for old, new in alone.pairs]
+    assert trial.of == alone.of
+    assert trial.pairs == [(old, pytest.approx(new + 2 * 100 / 10 / 40), asked) for old, new, asked in alone.pairs]
     smaller = size_trial([busy, idle], FULL, HALF, rates=rates, hosts=2)
     assert weigh(smaller, worse_by=0.02).state != "rolled_back"
     later = replace(idle, start=after(hours=9))  # no agent led meanwhile, and nobody knows what was asked
     apart = size_trial([busy, later], HALF, FULL, rates=rates, hosts=2)
-    assert apart.pairs == [(old, pytest.approx(new + 2 * 100 / 10 * 70 / 60 / 40)) for old, new in alone.pairs]
+    rent_s = 2 * 100 / 10 * 70 / 60 / 40
+    assert apart.pairs == [(old, pytest.approx(new + rent_s), asked) for old, new, asked in alone.pairs]
 
 
 def test_an_idle_namespace_weighs_what_it_asks():
@@ -315,7 +317,7 @@ def test_an_idle_namespace_weighs_what_it_asks():
         seen.append(Prospect(DIGEST, start, 75.0, 5000, busy))
         seen.append(Prospect("cd" * 16, start + timedelta(seconds=15), 75.0, 3, idle))
     trial = size_trial(seen, HALF, FULL)
-    assert trial.weights == [5003.0] * 8
+    assert [pair.weight for pair in trial.pairs] == [5003.0] * 8
     verdict = weigh(trial, worse_by=0.02)
     assert verdict.state == "kept"
     assert verdict.evidence["after"] == pytest.approx(0.953, abs=0.002)
@@ -373,11 +375,11 @@ def test_what_each_decision_is_measured_by():
 
 def test_neighbouring_windows_are_weighed_together():
     """A long trial is brought to few means, in order, with nothing lost."""
-    trial = coarse(Trial([(each, each + 10) for each in range(10)]), 4)
-    assert trial == Trial([(1.0, 11.0), (4.0, 14.0), (7.0, 17.0), (9.0, 19.0)], weights=())
-    assert coarse(Trial([]), 4).pairs == []
-    weighed = coarse(Trial([(1.0, 2.0), (4.0, 5.0), (5.0, 6.0)], weights=(1.0, 2.0, 3.0)), 2)
-    assert (weighed.pairs, weighed.weights) == ([(3.0, 4.0), (5.0, 6.0)], [3.0, 3.0])
+    trial = coarse(trial_of([(each, each + 10) for each in range(10)]), 4)
+    assert trial == trial_of([(1.0, 11.0), (4.0, 14.0), (7.0, 17.0), (9.0, 19.0)], weights=(3.0, 3.0, 3.0, 1.0))
+    assert coarse(trial_of([]), 4).pairs == []
+    weighed = coarse(trial_of([(1.0, 2.0), (4.0, 5.0), (5.0, 6.0)], weights=(1.0, 2.0, 3.0)), 2)
+    assert weighed.pairs == [(3.0, 4.0, 3.0), (5.0, 6.0, 3.0)]
 
 
 def test_a_slower_tier_fills_by_what_is_written():

@@ -1,6 +1,5 @@
 """gate_settings, and what tuners read windows with."""
 
-import runpy
 from datetime import timedelta
 from math import sqrt
 
@@ -10,8 +9,7 @@ from agent.answers import proposal
 from agent.fakes import START, after, by_length, histogram, remote_window, window
 from tiertune_agent.changes.survey import unbroken
 from tiertune_agent.incidents.detectors import median
-from tiertune_agent.records import Target
-from tiertune_agent.tuners import registry
+from tiertune_agent.records import Made, Target
 from tiertune_agent.tuners.admission import AdmissionSettings, AdmissionTuner
 from tiertune_agent.tuners.base import (
     Current,
@@ -45,7 +43,8 @@ def test_a_new_margin_does_not_unlearn_a_floor():
     remote, target = {"margin": 1.1, "min_fetch_tokens": 4096}, Target("host-a", "remote")
     tuner = GateTuner(RemoteFetchSettings(margin=1.3))
     for learned in (False, True):
-        answer = proposal(tuner.evaluate([], Current(target, {"tiers": {"remote": remote}}, {}, learned=learned)))
+        last = Made("tiers.remote.margin", 2.0, 1.1, START, learned=learned)
+        answer = proposal(tuner.evaluate([], Current(target, {"tiers": {"remote": remote}}, {}, last)))
         assert (answer.field, "requests" in answer.evidence) == ("tiers.remote.margin", learned)
 
 
@@ -65,21 +64,6 @@ def test_a_tier_of_which_nothing_is_told_is_none(told):
     assert [present({"tiers": {"disk": {"health": health}}}, "disk") for health in ("dead", "absent")] == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("written", "told"),
-    [
-        ({"key": "admissions"}, r"AdmissionTuner: a policy has no settings for it under 'admissions': .*registry"),
-        ({"tiers": ()}, "AdmissionTuner: nothing says what it is asked about: name its tiers, or write its targets"),
-    ],
-)
-def test_a_tuner_that_no_round_could_ask_is_refused_at_start(monkeypatch, written, told):
-    """Whatever is started, saying what to write: its settings in a policy, what it is asked about."""
-    for name, value in written.items():
-        monkeypatch.setattr(AdmissionTuner, name, value)
-    with pytest.raises(TypeError, match=told):
-        runpy.run_path(registry.__file__, run_name=registry.__name__)
-
-
 def lengths(index, short, long):
     """A window with fetches of two classes of lengths that gained so many seconds."""
     return by_length(remote_window(index), 300.0, t0=short, t4096=long)
@@ -87,7 +71,8 @@ def lengths(index, short, long):
 
 def floor(windows, now=0, policy=0, changed_at=None, *, learned=True):
     tuning = {"tiers": {"remote": {"margin": 1.1, "min_fetch_tokens": now}}}
-    current = Current(Target("host-a", "remote"), tuning, {}, changed_at, learned)
+    last = changed_at and Made("tiers.remote.min_fetch_tokens", 0, now, changed_at, learned=learned)
+    current = Current(Target("host-a", "remote"), tuning, {}, last)
     return GateTuner(RemoteFetchSettings(min_fetch_tokens=policy)).evaluate(windows, current)
 
 

@@ -58,7 +58,7 @@ from tiertune_agent.records import (
 )
 from tiertune_agent.remote.split import Managed
 from tiertune_agent.terminal.progress import Step, bar, unseen
-from tiertune_agent.tuners.tier_size import horizon_s
+from tiertune_agent.tuners.tier_size import horizon
 from tiertune_connector.units import format_duration
 
 One = TypeVar("One", Prospect, StageWindow)
@@ -119,9 +119,7 @@ def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
         remote=remote,
         tuning={store.name: _began_with(store, changed, since) for store in known},
         windows=sorted(windows, key=ended),
-        prospects=sorted(
-            history.measured.prospects("", since - timedelta(seconds=horizon_s(sizes_period_s))), key=ended
-        ),
+        prospects=sorted(history.measured.prospects("", since - horizon(sizes_period_s)), key=ended),
         stages=sorted(history.measured.stage_windows(since - HOUR, until), key=ended),
         decisions=sorted((one for one in changed if one.made_at >= since), key=attrgetter("made_at")),
     )

@@ -160,8 +160,8 @@ class Judge:
         now = self._now()
         undone = self._history.changed.undone(now - MEMORY, now, [decision.target.store])
         same = undone.get(place("", decision.target)[1:], ())
-        on = (made for made in same if remote_fetch.protects(made.field, made.before))
-        return DOUBTED if any(on) else ""
+        again = any(remote_fetch.protects(made.field, made.before) for made in same)
+        return DOUBTED if again else ""
 
     def _verdict(self, decision: Decision, this: Round) -> Verdict | None:
         """The verdict; None while the change soaks."""
@@ -212,13 +212,13 @@ class Judge:
             windows = measured.fleet_windows([target.store], since - half, self._now())
             prices, filled_at = rates(this.rule(target).prices), since + half
             return admission_trial(windows, target.tier, prices, changed_at=since, filled_at=filled_at)
-        if kind == "fetch":
-            windows = measured.windows_since(target.store, *spell, tier=target.tier)
-            return fetch_trial(after, windows, measured.typical([target.store]).get(target.store))
+        if kind == "eviction":
+            windows = measured.pool_windows(target.store, *spell, tier=target.tier, namespace=target.namespace)
+            return eviction_trial(windows, before, after, _capacity(decision, snapshot))
+        windows = measured.windows_since(target.store, *spell, tier=target.tier)
         if kind == "floor":
-            return floor_trial(before, after, measured.windows_since(target.store, *spell, tier=target.tier))
-        windows = measured.pool_windows(target.store, *spell, tier=target.tier, namespace=target.namespace)
-        return eviction_trial(windows, before, after, _capacity(decision, snapshot))
+            return floor_trial(before, after, windows)
+        return fetch_trial(after, windows, measured.typical([target.store]).get(target.store))
 
 
 def _overtaken(decision: Decision, this: Round) -> str:

@@ -113,8 +113,8 @@ class Operators:
         """
         with self._delivering:
             while True:
-                wished = [one for one in self._undelivered() if one.name not in done]
-                due = [one for one in wished if names is None or one.name in names]
+                wished = self._undelivered()
+                due = [one for one in wished if one.name not in done and (names is None or one.name in names)]
                 if free := [one for one in due if one.url not in self._under_way]:
                     self._under_way.update(one.url for one in free)
                 if free or not due:

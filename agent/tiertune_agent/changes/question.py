@@ -16,7 +16,7 @@ from tiertune_agent.remote.split import NO_LIMIT, SPLIT, Managed, host
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
 from tiertune_agent.tuners.remote_fetch import FIELD as FETCH
 from tiertune_agent.tuners.remote_fetch import RemoteFetch
-from tiertune_agent.tuners.tier_size import horizon_s
+from tiertune_agent.tuners.tier_size import horizon
 from tiertune_agent.whatif.terms import mean_prompt
 
 POOL_PERIODS = 10
@@ -78,7 +78,7 @@ class Question:
             rules = rules_for(rule, self.tuner.name, target.tier, elsewhere={})
             if rules.mode != "auto":
                 return f"{store} is in mode {rules.mode}"
-            recent = Recent(self.now(), frozen_by(rule, self.now()), changes_last_hour=self.survey.changes(store))
+            recent = Recent(self.now(), frozen_by(rule, self.now()), changes_last_hour=self.survey.changes[store])
             if why := forbidden(rules, recent):
                 return f"{store}: {why}"
         return ""
@@ -119,7 +119,7 @@ class Question:
         wide = tuner.scope in ("store", "fleet", "size")
         off = isinstance(tuner, RemoteFetch) and read(snapshot.tuning, FETCH) != "on"
         split = this.shared.budget if this.shared and target == SPLIT else None
-        told = self.survey.prospects(target.namespace, horizon_s(tuner.settings.period)) if wide else ()
+        told = self.survey.prospects(target.namespace, horizon(tuner.settings.period)) if wide else ()
         typical = self.survey.typical(target) if off else None
         if off and typical is None:  # there never was one, and while off there is none: a recent mean prompt
             lately = POOL_PERIODS * timedelta(seconds=tuner.settings.period)
@@ -128,8 +128,7 @@ class Question:
             target,
             snapshot.tuning,
             snapshot.status,
-            changed_at=self._last.at if self._last else None,
-            learned=self._last is not None and self._last.learned,
+            last=self._last,
             typical=typical,
             prospects=concerning(told, target, snapshot),
             hosts=this.hosts(target, snapshot),
@@ -151,5 +150,5 @@ class Question:
             soaking=f"decision {watched.id} ({watched.field})" if watched else "",
             last=self._last,
             undone=self.survey.undone(self.target),
-            changes_last_hour=self.survey.changes(self.target.store),
+            changes_last_hour=self.survey.changes[self.target.store],
         )

@@ -135,8 +135,10 @@ class Round:
         if decision.tuner != TierSize.name:
             return ""
         shared = self.shared
-        made = [(part.target, part.before, part.after) for part in parts(decision)]
-        moves = [(target, after, before) for target, before, after in made] if back else made
+        moves = [
+            (part.target, part.after, part.before) if back else (part.target, part.before, part.after)
+            for part in parts(decision)
+        ]
         if shared and shared.budget and decision.target == SPLIT:
             held = {replace(target, models=()): to for target, _, to in moves}
             spent = shared.spent(held) - len(moves)  # each is rounded to bytes

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from tiertune_agent.changes.control import ChangeControl, Refused
 from tiertune_agent.changes.question import Question
 from tiertune_agent.changes.round import Round
-from tiertune_agent.changes.survey import HOUR, Answered, Survey, TierWindows
+from tiertune_agent.changes.survey import HOUR, Survey, TierWindows
 from tiertune_agent.history.changed import Place, place
 from tiertune_agent.history.database import DatabaseError
 from tiertune_agent.history.store import History
@@ -62,12 +62,12 @@ class Rounds:
         began = led[0] if led and now - led[1] <= HOUR else now
         self._led = began, now
         self._asked = {key: (at, due) for key, (at, due) in self._asked.items() if now < due + HOUR}
-        with self._asking(snapshots) as (survey, answers):
+        with self._asking(snapshots) as survey:
             resting = {at for at, (_, due) in self._asked.items() if now < due}
             here = {snapshot.store for snapshot in snapshots}
             stays = (
                 one
-                for one in answers.proposed
+                for one in survey.proposed
                 if one.target.store not in here or place(one.tuner, one.target) in resting
             )
             this.note(filter(this.makeable, stays))
@@ -77,15 +77,15 @@ class Rounds:
                 if self._timer() - started > self._half.total_seconds():
                     self._next = snapshot.store
                     break
-                self._ask(_asked(OF_STORES, snapshot, this), snapshot, this, survey, answers)
+                self._ask(_asked(OF_STORES, snapshot, this), snapshot, this, survey)
             if now - began > HOUR:
-                answers.withdraw_all_but(self._asked)
+                survey.withdraw_all_but(self._asked)
 
     def advise(self, sources: Sequence[Snapshot], this: Round) -> None:
         """Ask about sources that are only observed: nothing there can be set, so they only get advice."""
-        with self._asking(sources) as (survey, answers):
+        with self._asking(sources) as survey:
             for snapshot in sources:
-                self._ask(_asked(OF_SOURCES, snapshot, this), snapshot, this, survey, answers)
+                self._ask(_asked(OF_SOURCES, snapshot, this), snapshot, this, survey)
 
     def tune_remote(self, this: Round) -> bool:
         """Ask about the remote and the split of one budget. Returns whether anything was, or may have been, changed."""
@@ -94,22 +94,22 @@ class Rounds:
             return False
         rule = shared.rule
         asked = [(made(kind, rule), shared.target if kind.scope == "size" else REMOTE) for kind in OF_REMOTE]
-        with self._asking(this.fleet) as (survey, answers):
+        with self._asking(this.fleet) as survey:
             if shared.complete:
                 other = SPLIT if shared.target == REMOTE else REMOTE
-                answers.withdraw(TierSize.name, other, f"{shared.target} is sized now")
-            return self._ask(asked, shared.snapshot, this, survey, answers)
+                survey.withdraw(TierSize.name, other, f"{shared.target} is sized now")
+            return self._ask(asked, shared.snapshot, this, survey)
 
     def leave_remote(self, why: str) -> None:
         """``why`` becomes the answer of all that is asked about the remote."""
         asked = [(TierSize.name, SPLIT), *((kind.name, REMOTE) for kind in OF_REMOTE)]
         self._history.answers.remember(((tuner, target, NoChange(why)) for tuner, target in asked), self._now())
 
-    def _ask(self, those: Iterable[Asked], snapshot: Snapshot, this: Round, survey: Survey, answers: Answered) -> bool:
+    def _ask(self, those: Iterable[Asked], snapshot: Snapshot, this: Round, survey: Survey) -> bool:
         """Ask those that are due, up to one that changed, or may have changed, something: the rest wait a window."""
         return any(
             self._due(tuner, target)
-            and self._taken(Question(tuner, target, snapshot, this, survey, self._now, self._changes.frozen), answers)
+            and self._taken(Question(tuner, target, snapshot, this, survey, self._now, self._changes.frozen))
             for tuner, target in those
         )
 
@@ -122,37 +122,36 @@ class Rounds:
         return True
 
     @contextmanager
-    def _asking(self, those: Iterable[Snapshot]) -> Iterator[tuple[Survey, Answered]]:
-        """Readings of these, and answers, which are written at the end; if they cannot be, tuners are asked again."""
+    def _asking(self, those: Iterable[Snapshot]) -> Iterator[Survey]:
+        """A survey of these, whose answers are written at the end; if they cannot be, tuners are asked again."""
         now, asked = self._now(), self._asked.copy()
         survey = Survey(self._history, now, self._windows, {one.store for one in those})
-        answers = Answered(self._history, now)
         try:
             try:
-                yield survey, answers
+                yield survey
             finally:
-                self._history.answers.remember(answers.told, now)
+                self._history.answers.remember(survey.told, now)
         except DatabaseError:
             self._asked = asked
             raise
 
-    def _taken(self, question: Question, answers: Answered) -> bool:
+    def _taken(self, question: Question) -> bool:
         """Ask, and take what is wished. Returns whether the store was, or may have been, changed."""
-        tuner, target, this = question.tuner.name, question.target, question.this
+        tuner, target, survey = question.tuner.name, question.target, question.survey
         answer = question.answer()
-        answers.told.append((tuner, target, answer))
+        survey.told.append((tuner, target, answer))
         if not isinstance(answer, Proposal):
-            answers.withdraw(tuner, target, answer.reason, answer.refused)
+            survey.withdraw(tuner, target, answer.reason, answer.refused)
             return False
         version = int(question.snapshot.tuning.get("version", 0))
         try:
             made = self._changes.take(
-                tuner, target, answer, mode=question.rules.mode, version=version, policy=this.revision
+                tuner, target, answer, mode=question.rules.mode, version=version, policy=question.this.revision
             )
         except Refused:  # an operator was quicker
             return True
         if made.state not in (State.FAILED, State.EXPIRED):
-            this.note([made])
+            question.this.note([made])
         return made.state != State.PROPOSED
 
 

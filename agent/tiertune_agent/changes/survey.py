@@ -1,11 +1,11 @@
 """What the tuners of one round read, each thing only once, and what they answer, written together."""
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from operator import attrgetter
 
 from tiertune_agent.history.changed import Place, Where, place
@@ -34,7 +34,7 @@ MEMORY = timedelta(days=30)
 
 
 class Survey:
-    """One round's readings. Misses decisions made meanwhile: stores refuse what rests on an older tuning.
+    """One round's readings, and its answers. Misses decisions made meanwhile: stores refuse what rests on older tuning.
 
     What was changed or undone at an hour that lies ahead, by an agent whose clock was ahead, is over.
     """
@@ -46,8 +46,16 @@ class Survey:
         self._tiers = tiers
         self._now = now
         self._last = history.changed.last(stores)
-        self._prospects: dict[tuple[str, float], list[Prospect]] = {}
-        self._store: tuple[str, timedelta, list[Window]] = ("", HOUR, [])
+        measured = history.measured
+        self.prospects = cache(lambda namespace, back: measured.prospects(namespace, now - back, now))
+        """Prospects of one namespace (empty: all) in this time up to now, oldest first."""
+        self.store_windows = lru_cache(maxsize=1)(lambda store, back: measured.fleet_windows([store], now - back, now))
+        """Windows of one store in this time up to now; kept until another store's are asked for."""
+        self.proposed = history.decisions.in_state(State.PROPOSED)
+        """What was proposed before, and is open still."""
+        self._open = grouped(self.proposed, lambda one: place(one.tuner, one.target))
+        self.told: list[tuple[str, Target, Answer]] = []
+        """What each tuner answered about a target."""
 
     def last_change(self, tuner: str, *targets: Target) -> Made | None:
         """The tuner's last change of any of these targets; at equal times, of the first target."""
@@ -58,9 +66,10 @@ class Survey:
         """Changes of the target that were undone or refused within a month."""
         return self._undone.get(place("", target)[1:], ())
 
-    def changes(self, store: str) -> int:
-        """Number of changes of a store in the last hour."""
-        return self._made.get(store, 0)
+    @cached_property
+    def changes(self) -> Counter[str]:
+        """Number of changes of each store in the last hour."""
+        return self._history.changed.count(self._now - HOUR, self._now)
 
     def watched(self, target: Target) -> Decision | None:
         """The newest change not judged yet of the same pool, or its whole tier.
@@ -76,30 +85,15 @@ class Survey:
                 and (not target.namespace or changed.namespace in pools)
             )
 
-        found = [one for one in self._watched if same(one.target) or any(same(part.target) for part in parts(one))]
+        found = [one for one in self._watched if any(same(part.target) for part in (one, *parts(one)))]
         where = {one.target.store for one in found}
         few = target.store == FLEET and FLEET not in where and 2 * len(where) < len(self._stores)
         return found[0] if found and not few else None
-
-    def prospects(self, namespace: str, horizon_s: float) -> list[Prospect]:
-        """Prospects of one namespace (empty: all) in the last ``horizon_s`` seconds, oldest first."""
-        key = namespace, horizon_s
-        if key not in self._prospects:
-            since = self._now - timedelta(seconds=horizon_s)
-            self._prospects[key] = self._history.measured.prospects(namespace, since, self._now)
-        return self._prospects[key]
 
     @cached_property
     def stages(self) -> list[StageWindow]:
         """Stages of all stores in the last hour."""
         return self._history.measured.stage_windows(self._now - HOUR, self._now)
-
-    def store_windows(self, store: str, back: timedelta) -> list[Window]:
-        """Windows of one store; kept until another store's are asked for."""
-        if self._store[:2] != (store, back):
-            windows = self._history.measured.fleet_windows([store], self._now - back, self._now)
-            self._store = store, back, windows
-        return self._store[2]
 
     def tier_windows(self, target: Target) -> list[Window]:
         """Windows of a whole tier, up to now without a gap."""
@@ -121,25 +115,8 @@ class Survey:
         return self._history.changed.undone(self._now - MEMORY, self._now, self._stores)
 
     @cached_property
-    def _made(self) -> Mapping[str, int]:
-        return self._history.changed.count(self._now - HOUR, self._now)
-
-    @cached_property
     def _watched(self) -> Sequence[Decision]:
         return self._history.decisions.in_state(*UNJUDGED)
-
-
-class Answered:
-    """One round's answers, beside what was proposed before."""
-
-    def __init__(self, history: History, now: datetime) -> None:
-        self._history = history
-        self._now = now
-        self.proposed = history.decisions.in_state(State.PROPOSED)
-        """What was proposed before, and is open still."""
-        self._open = grouped(self.proposed, lambda one: place(one.tuner, one.target))
-        self.told: list[tuple[str, Target, Answer]] = []
-        """What each tuner answered about a target."""
 
     def withdraw(self, tuner: str, target: Target, why: str, field: str = "") -> None:
         """Expire what the tuner proposed and no longer wishes, of one field (empty: of all)."""

@@ -56,7 +56,7 @@ class Changed(OfHistory):
         later = {at: made for at, made in split.items() if at not in found or found[at].at < made.at}
         return found | later
 
-    def count(self, since: datetime, now: datetime) -> dict[str, int]:
+    def count(self, since: datetime, now: datetime) -> Counter[str]:
         """Number of changes made up to now, by store; a split also counts for each store in it."""
         lately = (DecisionRow.updated_at >= since, DecisionRow.applied_at.between(since, now))  # the first has an index
         query = select(DecisionRow.store, DecisionRow.evidence["split"]).where(*lately)

@@ -22,7 +22,7 @@ from tiertune_agent.history.rollup import NEVER, add_late, over
 from tiertune_agent.history.rows import window_columns
 from tiertune_agent.history.sessions import OfHistory, Sessions, altered
 from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window, cut
-from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
+from tiertune_agent.tuners.gate_settings import HOLDOUT
 from tiertune_agent.tuners.remote_fetch import candidates
 
 _STATE = ("url", "boot_id", "version", "status", "tuning")
@@ -91,7 +91,7 @@ class History(OfHistory):
         snapshots = [snapshot for snapshot, _ in told]
         windows = [(window, rates) for snapshot, rates in told for window in snapshot.windows]
         stages = [dict(vars(stage)) for snapshot in snapshots for stage in snapshot.stages]
-        shares = {snapshot.store: str(read(snapshot.tuning, HELD_OUT) or 0.0) for snapshot in snapshots}
+        shares = {snapshot.store: str(read(snapshot.tuning, HOLDOUT) or 0.0) for snapshot in snapshots}
         late = any(over(window.start, snapshot.at) for snapshot in snapshots for window in snapshot.windows)
         with self._session.summing if late else nullcontext(), self._session() as session:
             summed = _write_stores(session, snapshots)

@@ -14,7 +14,7 @@ from tiertune_agent.replay.fleet import Sizes
 from tiertune_agent.replay.link import Beliefs
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import Candidates, candidates, typical_candidate
-from tiertune_agent.tuners.tier_size import horizon_s
+from tiertune_agent.tuners.tier_size import horizon
 from tiertune_connector.catalogue import BY_NAME
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import TierReport
@@ -137,7 +137,7 @@ class Stores:
             self._sampler = Sampler(self._sampler.rate, self._frequent.top(HOT))
         self._learn_costs(at_s)
         self._close_remote(start, at_s)
-        since = start - timedelta(seconds=horizon_s(self._period_s))
+        since = start - horizon(self._period_s)
         self.prospects = [prospect for prospect in self.prospects if prospect.start >= since]
         self.windows = self.windows[-KEPT_WINDOWS:]
 

@@ -207,8 +207,7 @@ class ReplayAgent:
             target,
             self._tuning,
             self._status(),
-            changed_at=last.at if last else None,
-            learned=last is not None and last.learned,
+            last=last,
             typical=None if self.gate["remote"].fetch_on else self.stores.typical(),
             prospects=self.stores.prospects,
             hosts=self._nodes,
@@ -304,7 +303,8 @@ class ReplayAgent:
         else:
             windows = [window for window in stores.windows if window.start >= since]
             trial = eviction_trial(windows, before, after, float(self.shape.dram))
-        return replace(trial, weights=())  # as when the published figures were made (ADR 0065)
+        pairs = [pair._replace(weight=1.0) for pair in trial.pairs]
+        return replace(trial, pairs=pairs)  # as when the published figures were made (ADR 0065)
 
     def _set(self, tier: str, field: str, value: Any) -> None:  # noqa: ANN401 (of a document)
         self._settled_s[tier] = (self._at_s // self._period_s + 1) * self._period_s

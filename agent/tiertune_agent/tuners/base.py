@@ -4,13 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as member
-from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from tiertune_agent.fields import Json, read
-from tiertune_agent.records import Prospect, Rates, StageWindow, Target, Window, Windows
+from tiertune_agent.records import Made, Prospect, Rates, StageWindow, Target, Window, Windows
 from tiertune_connector.documents import Document
 from tiertune_connector.units import Duration
 
@@ -88,10 +87,8 @@ class Current:
     target: Target
     tuning: Json
     status: Json
-    changed_at: datetime | None = None
-    """When the target was last changed by a decision."""
-    learned: bool = False
-    """Whether that change rests on requests, or was undone; else it was merely what the policy file said."""
+    last: Made | None = None
+    """The tuner's last change of the target."""
     typical: TypicalCandidate | None = None
     prospects: Sequence[Prospect] = ()
     """What other sizes would have cost, oldest first, for every namespace that the target serves."""
@@ -159,8 +156,7 @@ def pool_targets(store: str, tier: str, status: Json) -> list[Target]:
 
 def since_change(history: Windows, current: Current) -> list[Window]:
     """Windows that began after the target's last change."""
-    since = current.changed_at
-    return [window for window in history if since is None or window.start >= since]
+    return [window for window in history if current.last is None or window.start >= current.last.at]
 
 
 def served(status: Json) -> Mapping[str, Json]:

@@ -1,4 +1,7 @@
-"""Which eviction algorithm for a pool? Another one if its ghost, at the pool's own capacity, hits clearly more."""
+"""Which eviction algorithm for a pool? Another one if its ghost, at the pool's own capacity, hits clearly more.
+
+Of a managed remote, whose algorithm is Redis's own, only whether it evicts what it must.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from tiertune_agent.fields import Json, JsonDict, in_force, read
-from tiertune_agent.records import Target, Window, Windows, ended, sum_known, total
+from tiertune_agent.records import REMOTE, Target, Window, Windows, ended, sum_known, total
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Period, Proposal, Tuner, TunerSettings, pool_targets
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Ratio, Summand, ratio
 from tiertune_agent.tuners.ghosts import Tokens, ghost_tokens, nearest
@@ -32,6 +35,8 @@ MEMORY = 10
 """Periods; anything older would weigh less than a thirtieth."""
 SAME_SIZE = 0.05
 """Ghosts whose sizes differ by at most this share are of one size; if they differ by more, the capacity changed."""
+REMOTE_POLICY = "remote.policy"
+WANTED = "allkeys-lru"
 
 
 class EvictionSettings(TunerSettings):
@@ -125,12 +130,12 @@ class EvictionTuner(Tuner):
             return NoChange(f"{algorithm} stays: no ghost of another candidate is there to compare it with")
         at = f"at {format_size(size)}"
         evidence = {"capacity_bytes": size, "rivals": [_figures(rival) for rival in rivals]}
-        clear = [rival for rival in rivals if not self._against(rival)]
+        clear = [rival for rival in found if not self._against(rival)]
         if not clear:
             told = _told(rivals[0], algorithm)
             return NoChange(f"{algorithm} stays: {at}, {told}: {self._against(rivals[0])}", evidence)
-        equal = [rival for rival in clear if rival.gain.value > clear[0].gain.value - EQUAL]
-        chosen = min(equal, key=lambda rival: self.settings.candidates.index(rival.name))
+        most = max(rival.gain.value for rival in clear)
+        chosen = next(rival for rival in clear if rival.gain.value > most - EQUAL)
         reason = f"{at}, {_told(chosen, algorithm)}"
         if chosen.name != "lru" and isfinite(chosen.summed):
             reason += f"; in all {chosen.summed:.0%} of a period's {_fewer(chosen.present)}"
@@ -160,8 +165,8 @@ class EvictionTuner(Tuner):
 
     def _without_ghost(self, field: str, algorithm: str, size: int, seen: Sequence[GhostWindow]) -> Answer:
         """Replace FIFO, which needs no ghost: it never measured above LRU (and is no candidate). Others stay."""
-        found = {name: _hits(seen, name) for name in self.settings.candidates}
-        shares = {name: hits.value for name, hits in found.items() if hits.windows}
+        names = self.settings.candidates
+        shares = {name: hits.value for name in names if (hits := _hits(seen, name)).windows}
         if algorithm != "fifo" or not shares:
             return NoChange(f"{algorithm} stays: it has no ghost, so nothing tells what another one would gain")
         best = max(shares, key=lambda name: shares[name])
@@ -171,6 +176,25 @@ class EvictionTuner(Tuner):
         )
         evidence = {"capacity_bytes": size, "shares": shares}
         return Proposal(field, algorithm, best, reason, evidence, _requests(seen))
+
+
+class RemotePolicy(Tuner):
+    """Chunks do not expire, so a policy that evicts nothing, or only expiring keys, keeps the first chunks for ever."""
+
+    name = "remote_policy"
+    key = "eviction"
+    scope = "fleet"
+    settings: EvictionSettings
+
+    def targets(self, store: str, status: Json) -> list[Target]:  # noqa: ARG002 (the fleet's)
+        return [REMOTE]
+
+    def evaluate(self, history: Windows, current: Current) -> Answer:  # noqa: ARG002 (what is set is enough)
+        found = str(read(current.tuning, REMOTE_POLICY))
+        if found.startswith("allkeys-"):
+            return NoChange(f"the remote stays with {found}, which evicts any key")
+        told = f"with {found} the remote, once full, refuses every new chunk: chunks do not expire"
+        return Proposal(REMOTE_POLICY, found, WANTED, told)
 
 
 def ghosts(history: Windows, capacity: float | None, period_s: float) -> tuple[int, list[GhostWindow]]:

@@ -36,5 +36,5 @@ def nearest(sizes: Collection[int], capacity: float | None) -> int | None:
     """The simulated size in bytes nearest to ``capacity``, None if none is near; without a capacity the only size."""
     if not capacity:
         return next(iter(sizes)) if len(sizes) == 1 else None
-    near = min((size for size in sizes if size > 0), key=lambda size: abs(log(size / capacity)), default=None)
-    return near if near is not None and capacity / NEAR <= near <= capacity * NEAR else None
+    near = [size for size in sizes if capacity / NEAR <= size <= capacity * NEAR]
+    return min(near, key=lambda size: abs(log(size / capacity)), default=None)

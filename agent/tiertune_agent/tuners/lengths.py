@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
-from tiertune_agent.records import Window, Windows
+from tiertune_agent.records import Window, Windows, added_up
 from tiertune_agent.tuners.evidence import Summand, ratio
 from tiertune_agent.tuners.ghosts import whole
 
@@ -51,17 +51,12 @@ def between(window: Window, low: int, high: int) -> Summand:
 
 def _classes(window: Window) -> dict[int, Summand]:
     """Seconds gained per fetch, by the least tokens of each class; rows that do not tell these are skipped."""
-    fetches: dict[int, float] = {}
-    gained: dict[int, float] = {}
-    for name, labels, value in window.each(_FETCHES, _SECONDS):
-        tokens = whole(labels.get("tokens", ""))
-        if tokens is None:
-            continue
-        if name == _FETCHES:
-            fetches[tokens] = value
-        else:
-            gained[tokens] = gained.get(tokens, 0.0) + (value if labels.get("result") == "saved" else -value)
-    return {tokens: Summand(gained.get(tokens, 0.0), count) for tokens, count in fetches.items()}
+    fetches = added_up((whole(labels.get("tokens", "")), count) for _, labels, count in window.each(_FETCHES))
+    gained = added_up(
+        (whole(labels.get("tokens", "")), seconds if labels.get("result") == "saved" else -seconds)
+        for _, labels, seconds in window.each(_SECONDS)
+    )
+    return {tokens: Summand(gained.get(tokens, 0.0), count) for tokens, count in fetches.items() if tokens is not None}
 
 
 def _within(classes: Mapping[int, Summand], low: float, high: float) -> Summand:

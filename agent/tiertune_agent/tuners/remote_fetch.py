@@ -1,7 +1,8 @@
 """Is it right to fetch from the remote tier at all? Switches fetching off and on, with hysteresis."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, takewhile
 
 from pydantic import Field
 
@@ -84,58 +85,42 @@ class RemoteFetch(OfRemote):
 
     def evaluate(self, history: Windows, current: Current) -> Answer:
         """Answer from windows that began after the last change only, so that changing again takes N windows."""
-        windows, typical, margin = since_change(history, current), current.typical, self.settings.margin
-        on = read(current.tuning, FIELD) == "on"
-        if on:
-            newest, streak = _streak(windows, asked, lambda evidence: evidence.gain_s < 0)
-        else:
-            newest, streak = _streak(
-                windows,
-                lambda window: estimated(window, typical),
-                lambda evidence: evidence.fetch_s * margin < evidence.recompute_s,
-            )
-        if streak:
-            return self._ran(windows, streak, typical, on=on)
-        if newest is None:
-            seen = format_count(len(windows), "window") if windows else "any window yet"
-            few = f"too few candidates: no request found chunks in remote in {seen}"
-            return NoChange(few if on else f"stays off: {_why_unknown(windows, typical)}")
-        told = (
-            f"stays on, fetching pays: {_sums([newest])}"
-            if on
-            else f"stays off, fetching would not pay with margin {margin:g}: {_each(newest, typical)}"
-        )
-        return NoChange(told, _table([newest]))
+        windows = since_change(history, current)
+        return self._on(windows) if read(current.tuning, FIELD) == "on" else self._off(windows, current.typical)
 
-    def _ran(
-        self, windows: Windows, streak: Sequence[Evidence], typical: TypicalCandidate | None, *, on: bool
-    ) -> Answer:
-        """Answer from a run of windows that speak for a switch; ``on``: for switching off."""
-        margin, needed = self.settings.margin, self.settings.disable_after if on else self._enough(windows, typical)
-        stays = "stays on: fetching cost more" if on else "stays off: fetching would pay"
-        told, evidence = _sums(streak) if on else _each(streak[-1], typical), _table(streak)
-        if len(streak) < needed:
-            few = f"in {len(streak)} of the {needed} windows in a row that it takes"
-            return NoChange(f"{stays} {few}: {told}", evidence)
-        gain = ratio(
-            [
-                Summand(one.gain_s if on else one.recompute_s - margin * one.fetch_s, max(1, one.requests))
-                for one in streak
-            ]
-        )
-        if gain.windows >= ENOUGH_WINDOWS and not (gain.above or gain.below):  # of fewer, the policy's count must do
-            doubt = (
-                f"but {abs(gain.value):.2g} s per request is not more than two standard errors ({gain.error:.2g} s) "
-                f"over {gain.windows} windows"
-            )
-            return NoChange(f"{stays}, {doubt}: {told}", evidence)
-        row = f"in {format_count(len(streak), 'window')} in a row fetching"
-        if not on:
-            return Proposal(FIELD, "off", "on", f"{row} would pay (margin {margin:g}): {told}", evidence)
+    def _on(self, windows: Windows) -> Answer:
+        seen = filter(None, map(asked, reversed(windows)))
+        newest = next(seen, None)
+        if newest is None:
+            where = format_count(len(windows), "window") if windows else "any window yet"
+            return NoChange(f"too few candidates: no request found chunks in remote in {where}")
+        streak = [*takewhile(lambda one: one.gain_s < 0, chain([newest], seen))][::-1]
+        if not streak:
+            return NoChange(f"stays on, fetching pays: {_sums([newest])}", _table([newest]))
+        told, evidence, needed = _sums(streak), _table(streak), self.settings.disable_after
+        if doubt := _doubt([Summand(one.gain_s, max(1, one.requests)) for one in streak], needed):
+            return NoChange(f"stays on: fetching cost more{doubt}: {told}", evidence)
         if short := losing_lengths(windows, needed):
             return NoChange(f"stays on, a floor is enough: {short.reason}", evidence)
-        requests = sum(window.requests for window in streak)
-        return Proposal(FIELD, "on", "off", f"{row} cost more than recomputing: {told}", evidence, requests)
+        reason = f"in {format_count(len(streak), 'window')} in a row fetching cost more than recomputing: {told}"
+        return Proposal(FIELD, "on", "off", reason, evidence, sum(window.requests for window in streak))
+
+    def _off(self, windows: Windows, typical: TypicalCandidate | None) -> Answer:
+        margin = self.settings.margin
+        seen = filter(None, (estimated(window, typical) for window in reversed(windows)))
+        newest = next(seen, None)
+        if newest is None:
+            return NoChange(f"stays off: {_why_unknown(windows, typical)}")
+        told = _each(newest, typical)
+        streak = [*takewhile(lambda one: one.fetch_s * margin < one.recompute_s, chain([newest], seen))][::-1]
+        if not streak:
+            why = f"stays off, fetching would not pay with margin {margin:g}: {told}"
+            return NoChange(why, _table([newest]))
+        gains = [Summand(one.recompute_s - margin * one.fetch_s, max(1, one.requests)) for one in streak]
+        if doubt := _doubt(gains, self._enough(windows, typical)):
+            return NoChange(f"stays off: fetching would pay{doubt}: {told}", _table(streak))
+        row = f"in {format_count(len(streak), 'window')} in a row fetching would pay (margin {margin:g})"
+        return Proposal(FIELD, "off", "on", f"{row}: {told}", _table(streak))
 
     def _enough(self, windows: Windows, typical: TypicalCandidate | None) -> int:
         """Windows in a row that it takes to be on again: those with probes, if of all that are kept fewer have any."""
@@ -195,20 +180,17 @@ def typical_candidate(found: Sequence[Candidates]) -> TypicalCandidate | None:
     return TypicalCandidate(int(requests), nbytes / requests, recompute_s / max(1.0, known)) if requests else None
 
 
-def _streak(
-    windows: Windows, look: Callable[[Window], Evidence | None], holds: Callable[[Evidence], bool]
-) -> tuple[Evidence | None, list[Evidence]]:
-    """The newest evidence, and the latest unbroken run that ``holds``, oldest first. Looks at no older window."""
-    newest, streak = None, list[Evidence]()
-    for window in reversed(windows):
-        evidence = look(window)
-        if evidence is None:
-            continue
-        newest = newest or evidence
-        if not holds(evidence):
-            break
-        streak.append(evidence)
-    return newest, streak[::-1]
+def _doubt(gains: Sequence[Summand], needed: int) -> str:
+    """Why a run of windows, with their gains per request, does not suffice for a switch; empty: it does."""
+    if len(gains) < needed:
+        return f" in {len(gains)} of the {needed} windows in a row that it takes"
+    gain = ratio(gains)
+    if gain.windows < ENOUGH_WINDOWS or gain.above or gain.below:  # of few, the policy's count must do
+        return ""
+    return (
+        f", but {abs(gain.value):.2g} s per request is not more than two standard errors ({gain.error:.2g} s) "
+        f"over {gain.windows} windows"
+    )
 
 
 def _why_unknown(windows: Windows, typical: TypicalCandidate | None) -> str:

@@ -1,6 +1,6 @@
 """How large should a tier be? Weighs seconds of requests, from the fleet's miniature simulations, against the rent."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from itertools import groupby
@@ -245,10 +245,7 @@ def choose(
     seconds = [_sum(weights, costs) for costs in zip(*(spell.costs for spell in spells), strict=True)]
     weighted = _sum(weights, [spell.requests for spell in spells])
     price = rates.gpu_hour / 3600 if rates.gpu_hour else 1.0
-    hourly = [
-        price * (each / hours) + (_rent(shape, rates, hosts) if rates.gpu_hour else 0.0)
-        for shape, each in zip(shapes, seconds, strict=True)
-    ]
+    hourly = [price * (each / hours + rent_s(shape, rates, hosts)) for shape, each in zip(shapes, seconds, strict=True)]
     mine = list(shapes).index(now)
     best = min(range(len(shapes)), key=lambda index: (hourly[index], index != mine))
     differences = [spell.costs[mine] - spell.costs[best] for spell in spells]
@@ -284,21 +281,26 @@ def _spells(prospects: Sequence[Prospect], keys: Sequence[str], period_s: float)
     """The prospects, added up by parts of periods."""
     if not prospects:
         return []
-    newest = max(prospect.start for prospect in prospects)
+    told = sorted(prospects, key=lambda prospect: prospect.start)
     spells: dict[int, _Spell] = {}
-    until = min(prospect.start for prospect in prospects)
-    for prospect in sorted(prospects, key=lambda prospect: prospect.start):
-        age_s = (newest - prospect.start).total_seconds()
+    for prospect, seconds in zip(told, new_seconds(told), strict=True):
+        age_s = (told[-1].start - prospect.start).total_seconds()
         part = int(BINS * age_s / period_s)
         spell = spells.setdefault(part, _Spell(age_s / period_s, [0.0] * len(keys)))
         spell.requests += prospect.requests
-        end = ended(prospect)
-        if end > until:  # namespaces report at different times, but share one rent
-            spell.seconds += (end - max(prospect.start, until)).total_seconds()
-            until = end
+        spell.seconds += seconds
         for index, key in enumerate(keys):
             spell.costs[index] += prospect.requests * prospect.costs[key]
     return list(spells.values())
+
+
+def new_seconds(prospects: Sequence[Prospect]) -> Iterator[float]:
+    """Seconds of each prospect, oldest first, that none before it tells of: namespaces report at different times."""
+    until = prospects[0].start
+    for prospect in prospects:
+        end = ended(prospect)
+        yield max(0.0, (end - max(prospect.start, until)).total_seconds())
+        until = max(until, end)
 
 
 def _telling(prospects: Sequence[Prospect], shapes: Sequence[Shape]) -> tuple[Sequence[Prospect], float]:
@@ -331,13 +333,10 @@ def _sum(weights: Sequence[float], values: Sequence[float]) -> float:
 
 def rent_s(shape: Shape, rates: Rates, hosts: int) -> float:
     """Engine seconds that an hour of a shape is worth; 0 where either has no price."""
-    return 3600 * _rent(shape, rates, hosts) / rates.gpu_hour if rates.gpu_hour else 0.0
-
-
-def _rent(shape: Shape, rates: Rates, hosts: int) -> float:
-    """Money per hour."""
+    if not rates.gpu_hour:
+        return 0.0
     held = {"dram": hosts * shape.dram, "disk": hosts * shape.disk, "remote": shape.remote}
-    return sum(rates.gib_hour.get(tier, 0.0) * size / GIB for tier, size in held.items())
+    return 3600 * sum(rates.gib_hour.get(tier, 0.0) * size / GIB for tier, size in held.items()) / rates.gpu_hour
 
 
 def _told(tier: str, now: Shape, best: Choice, *, splits: bool, money: bool) -> str:
@@ -353,6 +352,6 @@ def _told(tier: str, now: Shape, best: Choice, *, splits: bool, money: bool) -> 
     )
 
 
-def horizon_s(period_s: float) -> float:
-    """How far back prospects count, in seconds: older ones weigh less than a fiftieth."""
-    return 50 * period_s
+def horizon(period_s: float) -> timedelta:
+    """How far back prospects count: older ones weigh less than a fiftieth."""
+    return timedelta(seconds=50 * period_s)

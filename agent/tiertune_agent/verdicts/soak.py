@@ -1,8 +1,9 @@
 """How long a change is watched: at least until its tier could have filled once. Pure."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
-from tiertune_agent.records import Window, Windows, covered_s, grouped, total
+from tiertune_agent.records import Windows, covered_s, grouped, total
 
 LONGEST_S = 6 * 3600.0
 """A tier that fills more slowly is judged before it is full: its ghosts were warm all along."""
@@ -35,12 +36,8 @@ def soak_seconds(policy_s: float, fill_s: float | None) -> float:
 def _came(windows: Windows) -> float:
     """Bytes by which the pools grew: from the first window to the last, and as fast in half of either."""
     came = 0.0
-    for first, *between, last in (mine for mine in grouped(windows, _pool).values() if len(mine) > 1):
+    for first, *between, last in (mine for mine in grouped(windows, attrgetter("namespace")).values() if len(mine) > 1):
         grew = (last.gauge("tier_resident_bytes") or 0.0) - (first.gauge("tier_resident_bytes") or 0.0)
         halves_s = (first.seconds + last.seconds) / 2
         came += max(0.0, grew) * (1 + halves_s / (halves_s + sum(window.seconds for window in between)))
     return came
-
-
-def _pool(window: Window) -> str:
-    return window.namespace

@@ -10,17 +10,17 @@ from datetime import datetime
 from functools import lru_cache
 from statistics import fmean
 
-from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window, Windows, ended
-from tiertune_agent.tuners import gate_settings, holdout, remote_fetch
+from tiertune_agent.records import GIB, Decision, Prospect, Rates, State, Window, Windows
+from tiertune_agent.tuners import gate_settings, remote_fetch
 from tiertune_agent.tuners.admission import Passage, passed
 from tiertune_agent.tuners.base import Proposal, TypicalCandidate
 from tiertune_agent.tuners.evidence import ENOUGH_WINDOWS, Summand
 from tiertune_agent.tuners.ghosts import ghost_tokens, nearest
 from tiertune_agent.tuners.lengths import between
 from tiertune_agent.tuners.remote_fetch import asked, estimated
-from tiertune_agent.tuners.tier_size import rent_s, size_of
+from tiertune_agent.tuners.tier_size import new_seconds, rent_s, size_of
 from tiertune_agent.verdicts.holdout import GROUPS, sums
-from tiertune_agent.verdicts.verdict import Groups, Spells, Trial, Verdict
+from tiertune_agent.verdicts.verdict import Groups, Pair, Spells, Trial, Verdict
 from tiertune_connector.whatif.chain import Shape
 
 NO_PRICES = Rates()
@@ -43,7 +43,7 @@ def measure(decision: Decision | Proposal) -> str:
 
 def unweighed(decision: Decision | Proposal) -> Verdict:
     """The verdict on a change that nothing measures."""
-    if decision.field == holdout.FIELD:
+    if decision.field == gate_settings.HOLDOUT:
         told = (
             f"an experiment, and no setting with a better value: {decision.after:.1%} of the requests are held out, as "
             "the policy says; what fetching saves by it is in the ledger"
@@ -64,12 +64,14 @@ def fetch_trial(after: str, windows: Windows, typical: TypicalCandidate | None) 
     on = after == "on"
     if on and (measured := _measured(windows)).windows >= ENOUGH_WINDOWS:
         return measured
-    seen = (asked(window) if on else estimated(window, typical) for window in windows)
-    told = [evidence for evidence in seen if evidence and evidence.recompute_s > 0]
-    gains = [evidence.saved_s - evidence.lost_s if on else evidence.gain_s for evidence in told]
-    pairs = [(1.0, 1 - gain_s / evidence.recompute_s) for gain_s, evidence in zip(gains, told, strict=True)]
-    of, weights = "cost of what could be fetched, recomputing being 1", [evidence.recompute_s for evidence in told]
-    return Trial(pairs if on else [(fetched, recomputed) for recomputed, fetched in pairs], of, weights)
+    pairs = []
+    for window in windows:
+        evidence = asked(window) if on else estimated(window, typical)
+        if evidence and evidence.recompute_s > 0:
+            gain_s = evidence.saved_s - evidence.lost_s if on else evidence.gain_s
+            fetched = 1 - gain_s / evidence.recompute_s
+            pairs.append(Pair(1.0, fetched, evidence.recompute_s) if on else Pair(fetched, 1.0, evidence.recompute_s))
+    return Trial(pairs, "cost of what could be fetched, recomputing being 1")
 
 
 def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
@@ -77,13 +79,12 @@ def floor_trial(before: int, after: int, windows: Iterable[Window]) -> Trial:
 
     A length class counts if it begins between the floors.
     """
-    pairs, weights = [], []
+    pairs = []
     for window in windows:
         evidence, gained = asked(window), between(window, after, before)
         if evidence and evidence.recompute_s > 0 and gained.per:
-            pairs.append((1.0, 1 - gained.of / evidence.recompute_s))
-            weights.append(evidence.recompute_s)
-    return Trial(pairs, f"cost of what could be fetched, recomputing from {after} to {before} tokens being 1", weights)
+            pairs.append(Pair(1.0, 1 - gained.of / evidence.recompute_s, evidence.recompute_s))
+    return Trial(pairs, f"cost of what could be fetched, recomputing from {after} to {before} tokens being 1")
 
 
 def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: datetime, filled_at: datetime) -> Spells:
@@ -102,13 +103,11 @@ def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: da
     gib_s = rates.network_gib * 3600 / rates.gpu_hour if tier == "remote" and rates.gpu_hour else 0.0
 
     def parts(spell: Sequence[Passage]) -> list[Summand]:
-        found = []
-        for seen in spell:
-            prompts_s = seen.prompt_tokens * token_s
-            network_s = gib_s * seen.sent_bytes / GIB
-            if prompts_s > 0:
-                found.append(Summand(prompts_s - seen.asked_bytes * byte_s + network_s, prompts_s))
-        return found
+        return [
+            Summand(prompts_s - seen.asked_bytes * byte_s + gib_s * seen.sent_bytes / GIB, prompts_s)
+            for seen in spell
+            if (prompts_s := seen.prompt_tokens * token_s) > 0
+        ]
 
     return Spells(parts(before), parts(after), f"cost of the prompts, without {tier} being 1")
 
@@ -116,7 +115,7 @@ def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: da
 def eviction_trial(windows: Iterable[Window], before: str, after: str, capacity: float | None) -> Trial:
     """Ghosts of two algorithms at about the pool's size (``capacity`` in bytes)."""
     told = [missed for window in windows if (missed := _missed(window, before, after, capacity))]
-    return Trial([(old, new) for old, new, _ in told], "missed share of the prompts", [tokens for *_, tokens in told])
+    return Trial(told, "missed share of the prompts")
 
 
 def size_trial(
@@ -140,10 +139,10 @@ def size_trial(
     rent_each_s = 0.0
     if weighed:
         more_s = rent_s(after, rates, hosts) - rent_s(before, rates, hosts)
-        rent_each_s = more_s * _covered_s(weighed) / 3600 / sum(one.requests for one in weighed)
+        rent_each_s = more_s * sum(new_seconds(weighed)) / 3600 / sum(one.requests for one in weighed)
     summed = [[sum(column) for column in zip(*rows, strict=True)] for rows in parts.values()]
-    pairs = [(old_s / requests, new_s / requests + rent_each_s) for requests, old_s, new_s in summed]
-    return Trial(pairs, "seconds to the first token per request", [float(requests) for requests, *_ in summed])
+    pairs = [Pair(old_s / asked, new_s / asked + rent_each_s, float(asked)) for asked, old_s, new_s in summed]
+    return Trial(pairs, "seconds to the first token per request")
 
 
 def shapes(decision: Decision) -> tuple[Shape, Shape]:
@@ -166,38 +165,27 @@ def cost_of(prospect: Prospect, shape: Shape) -> float | None:
     exact = prospect.costs.get(str(shape))
     if exact is not None:
         return exact
-    near = sorted((apart, prospect.costs[key]) for apart, key in _nearest(tuple(prospect.costs), shape))[:2]
+    near = _nearest(tuple(prospect.costs), shape)
     if len(near) < 2:
         return None
-    (one, cost), (other, further) = near
-    return (cost * other + further * one) / (one + other)
+    (one, nearest_key), (other, further_key) = near
+    return (prospect.costs[nearest_key] * other + prospect.costs[further_key] * one) / (one + other)
 
 
 @lru_cache(maxsize=64)
 def _nearest(told: tuple[str, ...], shape: Shape) -> list[tuple[float, str]]:
-    """The two nearest of the shapes told of, and all as near as they are; cached: a week of prospects tells of few."""
-    apart = sorted((_distance(Shape.parse(key), shape), key) for key in told if "@" not in key)
-    return [one for one in apart if one[0] <= apart[:2][-1][0]]
+    """The two nearest of the shapes told of; cached: a week of prospects tells of few."""
+    return sorted((_distance(Shape.parse(key), shape), key) for key in told if "@" not in key)[:2]
 
 
 def coarse(trial: Trial, parts: int) -> Trial:
     """The trial as at most ``parts`` means of neighbouring windows, which depend less on each other."""
     size = -(-trial.windows // parts) or 1
-    weights = trial.weights or (1.0,) * trial.windows
-    cuts = [slice(start, start + size) for start in range(0, trial.windows, size)]
-    sides = ([fmean(side, weights[cut]) for side in zip(*trial.pairs[cut], strict=True)] for cut in cuts)
-    pairs = [(before, after) for before, after in sides]
-    return replace(trial, pairs=pairs, weights=[sum(weights[cut]) for cut in cuts] if trial.weights else ())
-
-
-def _covered_s(prospects: Sequence[Prospect]) -> float:
-    """Seconds that prospects, oldest first, tell of: without those in which no agent counted requests."""
-    seconds, until = 0.0, prospects[0].start
-    for prospect in prospects:
-        end = ended(prospect)
-        seconds += max(0.0, (end - max(prospect.start, until)).total_seconds())
-        until = max(until, end)
-    return seconds
+    pairs = []
+    for start in range(0, trial.windows, size):
+        before, after, weights = zip(*trial.pairs[start : start + size], strict=True)
+        pairs.append(Pair(fmean(before, weights), fmean(after, weights), sum(weights)))
+    return replace(trial, pairs=pairs)
 
 
 def _measured(windows: Windows) -> Groups:
@@ -208,19 +196,21 @@ def _measured(windows: Windows) -> Groups:
     """
     groups = ([sums(window, group) for group in GROUPS] for window in windows)
     both = [(held, fetched) for held, fetched in groups if held.tokens > 0 and fetched.tokens > 0]
-    pairs = [(held.per_token, fetched.per_token) for held, fetched in both]
-    weights = [held.tokens * fetched.tokens / (held.tokens + fetched.tokens) for held, fetched in both]
-    return Groups(pairs, "seconds per token, measured by holdout", weights)
+    pairs = [
+        Pair(held.per_token, fetched.per_token, held.tokens * fetched.tokens / (held.tokens + fetched.tokens))
+        for held, fetched in both
+    ]
+    return Groups(pairs, "seconds per token, measured by holdout")
 
 
-def _missed(window: Window, before: str, after: str, capacity: float | None) -> tuple[float, float, float] | None:
-    """Missed shares of both algorithms at a size near ``capacity``, and tokens; None if they share no such size."""
+def _missed(window: Window, before: str, after: str, capacity: float | None) -> Pair | None:
+    """Missed shares of both algorithms at a size near ``capacity``, by tokens; None if they share no such size."""
     told = ghost_tokens(window)
     size = nearest([size for name, size in told if name == before and (after, size) in told], capacity)
     if size is None:
         return None
     (had, of), (hit, asked) = told[before, size], told[after, size]
-    return (of - had) / of, (asked - hit) / asked, of
+    return Pair((of - had) / of, (asked - hit) / asked, of)
 
 
 def _distance(one: Shape, other: Shape) -> float:

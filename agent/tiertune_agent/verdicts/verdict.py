@@ -22,15 +22,22 @@ class Verdict:
     evidence: Json
 
 
+class Pair(NamedTuple):
+    """What one window tells of the old and of the new setting; lower is better."""
+
+    before: float
+    after: float
+    weight: float
+    """Above 0, such as its requests."""
+
+
 @dataclass(frozen=True)
 class Trial:
-    """The old and the new setting on the same samples, a pair of values per window; lower is better."""
+    """The old and the new setting on the same samples, a pair per window."""
 
-    pairs: Sequence[tuple[float, float]]
-    of: str = "cost"
+    pairs: Sequence[Pair]
+    of: str
     """What the values are, such as ``seconds per request``."""
-    weights: Sequence[float] = ()
-    """Weights of the windows, such as their requests, all above 0; empty: all count alike."""
     few: ClassVar = "told anything"
     """What is told of its windows if they are too few."""
 
@@ -40,9 +47,8 @@ class Trial:
 
     def compared(self) -> "Compared":
         """The means, the mean of the paired differences, and its error; that grows if few windows have most weight."""
-        weights = self.weights or (1.0,) * self.windows
-        before, after = zip(*self.pairs, strict=True)
-        differences = [new - old for old, new in self.pairs]
+        before, after, weights = zip(*self.pairs, strict=True)
+        differences = [pair.after - pair.before for pair in self.pairs]
         change, total, squares = fmean(differences, weights), sum(weights), sum(weight**2 for weight in weights)
         products = 2 * sum(
             each * sum_before for each, sum_before in zip(weights[1:], accumulate(weights), strict=False)
@@ -60,7 +66,7 @@ class Groups(Trial):
     """
 
     def compared(self) -> "Compared":
-        parts = [Summand(new - old, 1.0, weight) for (old, new), weight in zip(self.pairs, self.weights, strict=True)]
+        parts = [Summand(pair.after - pair.before, 1.0, pair.weight) for pair in self.pairs]
         return super().compared()._replace(error=ratio(parts).error)
 
 
@@ -114,10 +120,10 @@ def weigh(trial: Trial | Spells, *, worse_by: float) -> Verdict:
         state = State.KEPT
     elif change - ERRORS * error > 0 and change > worse_by * abs(before):
         state = State.ROLLED_BACK
-    figures = {"of": trial.of, "before": before, "after": after, "standard_error": error}
     moved = f"standard error {error:.3g}"
     if before > 0:
         more = "more" if after > before else "less"
         moved = f"{abs(after / before - 1):.1%} {more} (standard error {error / before:.1%})"
+    figures = {"windows": trial.windows, "of": trial.of, "before": before, "after": after, "standard_error": error}
     told = f"{trial.of}: {after:.4g} against {before:.4g} {against}, {moved}, {windows}"
-    return Verdict(state, told, {"windows": trial.windows, **figures})
+    return Verdict(state, told, figures)

@@ -171,13 +171,13 @@ class FleetWhatif:
         hosts = self._waited_for(fleet, at)
         answers = self._reader.read({snapshot.store: snapshot.url for snapshot in fleet})
         self._remote = remote_bytes(fleet, self._remote)
-        now = median_shape(hosts)._replace(remote=self._remote)
+        now = median_shape(hosts, self._remote)
         wanted = {name: one.wanted for name, one in self._namespaces.items()} | _wanted(fleet, now)
         self._hand_out(answers, at, wanted)
         since_s, now_s = self._now_s, self._steady_s()
         self._now_s = now_s
         agreeing = [answer for answer in answers if self._handout.agrees(answer)]
-        shapes = tuple(self._grid.around(now, local_tiers(hosts) + ("remote",) * managed, split))
+        shapes = tuple(self._grid.around(now, local_tiers(hosts, now) + ("remote",) * managed, split))
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.namespaces}):
             self._plan(namespace, fleet, shapes, now=now, at=at, since_s=since_s, wanted=wanted.get(namespace, 1.0))
         self._count(agreeing, at)

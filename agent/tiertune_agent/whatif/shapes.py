@@ -27,10 +27,10 @@ class Split(NamedTuple):
     hosts: int
 
 
-def median_shape(fleet: Sequence[Snapshot]) -> Shape:
-    """The present sizes of the median host and the remote tier."""
+def median_shape(fleet: Sequence[Snapshot], remote: int) -> Shape:
+    """The present sizes of the median host, and of the ``remote`` tier."""
     dram, disk = (sorted(capacity_of(snapshot.tuning, tier) for snapshot in fleet) for tier in LOCAL)
-    return Shape(dram[len(dram) // 2], disk[len(disk) // 2], remote_bytes(fleet))
+    return Shape(dram[len(dram) // 2], disk[len(disk) // 2], remote)
 
 
 def held(fleet: Sequence[Snapshot], tier: str) -> int:
@@ -60,10 +60,9 @@ def remote_bytes(fleet: Sequence[Snapshot], before: int | None = None) -> int:
     return max(bounds) if max(bounds) > EMPTY else 0
 
 
-def local_tiers(fleet: Sequence[Snapshot]) -> tuple[str, ...]:
-    """DRAM, and the disk if any store is configured with one."""
-    configured = any(present(snapshot.status, "disk") for snapshot in fleet)
-    return LOCAL if configured or median_shape(fleet).disk else ("dram",)
+def local_tiers(fleet: Sequence[Snapshot], now: Shape) -> tuple[str, ...]:
+    """DRAM, and the disk if any store is configured with one, or the median host has one ``now``."""
+    return LOCAL if now.disk or any(present(snapshot.status, "disk") for snapshot in fleet) else ("dram",)
 
 
 class Grid:

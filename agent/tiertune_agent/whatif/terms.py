@@ -1,8 +1,7 @@
 """What requests of one namespace cost on one host, by its store's figures, for simulations of other sizes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 
 from tiertune_agent.fields import Json, read
 from tiertune_agent.records import Snapshot, Windows, total
@@ -21,8 +20,7 @@ def prefill(pool: Json) -> Prefill | None:
 
     Each step has its overhead; a token is 2 P FLOPs, n tokens attend with 2 L d n².
     """
-    line, chunk_tokens = pool.get("prefill"), int(pool.get("chunk_tokens") or 0)
-    told: list[Any] = [line.get(name) for name in _LINE] if isinstance(line, Mapping) else [None]
+    told, chunk_tokens = [read(pool, f"prefill.{name}") for name in _LINE], int(pool.get("chunk_tokens") or 0)
     if None in told or not chunk_tokens:
         return None
     overhead_s, flop_s, params, layers, width, step_tokens = told
