@@ -41,7 +41,7 @@ OBSERVED = "observed"
 
 
 def cut(name: str) -> str:
-    """A name as the database keeps it."""
+    """A name as the database keeps it: stores, tiers and namespaces are called so from where they are read on."""
     return name.replace("\0", "")[:255]
 
 

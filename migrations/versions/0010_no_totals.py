@@ -1,4 +1,4 @@
-"""Counters since a store's boot are not kept; what is expected of a store is what it answers next.
+"""Counters since a store's boot are not kept; what is expected of a store is what it answered last.
 
 Until now that was a base of some hours ago, without the decisions since.
 
@@ -17,7 +17,7 @@ depends_on: str | None = None
 def upgrade() -> None:
     with op.batch_alter_table("stores") as stores:
         stores.drop_column("totals")
-    op.execute("update stores set expected = null, expected_at = null, differs_since = null")
+    op.execute("update stores set expected = tuning, expected_at = last_seen, differs_since = null")
     op.execute("update incidents set closed_at = last_seen where kind = 'samples_nonsense' and closed_at is null")
 
 

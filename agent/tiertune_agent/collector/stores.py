@@ -15,7 +15,7 @@ from tiertune_agent.collector.schema import STATUS, TUNING, check
 from tiertune_agent.credentials import PLAIN, Access
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import asked_whole, at_once, json_of, read_whole, said
-from tiertune_agent.records import FLEET, Now, Snapshot, cut
+from tiertune_agent.records import FLEET, Now, Snapshot
 from tiertune_connector.units import Clock
 
 TIMEOUT_S = 3.0
@@ -131,7 +131,7 @@ class Collector:
         met, told = self._met, []
         seen: dict[str, str] = {}
         for url, answer in zip(met, at_once(self._ask, met), strict=True):
-            first = seen.setdefault(cut(answer.store), url)  # the database cannot tell others apart
+            first = seen.setdefault(answer.store, url)
             if first == url:
                 gone = url in self.roster.former
                 told.append(replace(answer, gone=gone) if isinstance(answer, Trouble) else answer)
@@ -193,7 +193,7 @@ class Collector:
 
     def _misnamed(self, url: str, name: str) -> str:
         """What is wrong with the name that a store gives itself; empty: nothing, and it is called so from now on."""
-        if cut(name) == FLEET:
+        if name == FLEET:
             return f"{FLEET}, which stands for the whole fleet: give it another name"
         listed = self.roster.stores[url].name
         if listed and name != listed:

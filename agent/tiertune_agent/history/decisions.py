@@ -13,7 +13,7 @@ from tiertune_agent.fields import JsonDict, in_force, replaced
 from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, StoreRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row
 from tiertune_agent.history.sessions import OfHistory, Sessions, altered
-from tiertune_agent.records import CHANGED, JUDGED, STANDING, Decision, State, Target, cut, grouped, parts
+from tiertune_agent.records import CHANGED, JUDGED, STANDING, Decision, State, Target, grouped, parts
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.remote_fetch import FIELD
 from tiertune_agent.verdicts.verdict import Verdict
@@ -208,7 +208,7 @@ def _verdict_row(
 
 def _expect(session: Session, part: Decision, now: datetime, *, undone: bool) -> None:
     """From now on the store should have what was decided; or, undone, what was before, unless that changed since."""
-    row = session.get(StoreRow, cut(part.target.store), with_for_update=True)
+    row = session.get(StoreRow, part.target.store, with_for_update=True)
     if row and row.expected and (not undone or in_force(row.expected, part.field) == part.after):
         row.expected = replaced(row.expected, part.field, part.before if undone else part.after)
         row.expected_at = now

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.history.models import LedgerRow
 from tiertune_agent.history.sessions import OfHistory
-from tiertune_agent.records import Rates, Window, cut, sum_known
+from tiertune_agent.records import Rates, Window, sum_known
 from tiertune_agent.verdicts.holdout import COUNTER, GROUPS, added, measured, sums
 from tiertune_agent.verdicts.ledger import Entry, entry, hour_of
 
@@ -57,7 +57,7 @@ def book(session: Session, windows: Iterable[tuple[Window, Rates]], shares: Mapp
 def add_up(rows: dict[Place, LedgerRow], entries: Booked, shares: Mapping[str, str]) -> None:
     """Add entries to existing rows, or to new ones where there is none."""
     for window, booked in entries:
-        place = booked.hour, cut(window.store), cut(window.namespace), cut(window.tier)
+        place = booked.hour, window.store, window.namespace, window.tier
         if place not in rows:
             rows[place] = _empty(*place)
         _add(rows[place], booked)

@@ -21,7 +21,7 @@ from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.rollup import NEVER, add_late, over
 from tiertune_agent.history.rows import window_columns
 from tiertune_agent.history.sessions import OfHistory, Sessions, altered
-from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window, cut
+from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
 from tiertune_agent.tuners.remote_fetch import candidates
 
@@ -35,8 +35,7 @@ class Wishes(OfHistory):
 
     def of(self, urls: Collection[str]) -> dict[str, bool]:
         """The wishes kept for these addresses."""
-        kept = {row.url: row.bypass for row in self._all(select(WishRow))}
-        return {url: kept[cut(url)] for url in urls if cut(url) in kept}
+        return {row.url: row.bypass for row in self._all(select(WishRow).where(WishRow.url.in_(urls)))}
 
     def keep(self, url: str, *, on: bool) -> None:
         """Keep a wish; it replaces an earlier one."""
@@ -97,7 +96,7 @@ class History(OfHistory):
             summed = _write_stores(session, snapshots)
             if windows:
                 session.execute(insert(WindowRow), [window_columns(window) for window, _ in windows])
-                late_ones = [window for window, _ in windows if window.start < (summed.get(cut(window.store)) or NEVER)]
+                late_ones = [window for window, _ in windows if window.start < (summed.get(window.store) or NEVER)]
                 add_late(session, late_ones)
             if stages:
                 session.execute(insert(StageWindowRow), stages)
@@ -105,14 +104,9 @@ class History(OfHistory):
 
     def expectations(self, stores: Iterable[str]) -> dict[str, Expectation]:
         """The tuning expected of stores that were seen."""
-        names = {cut(store): store for store in stores}
         columns = (StoreRow.name, StoreRow.expected, StoreRow.expected_at, StoreRow.differs_since)
-        there = StoreRow.name.in_(names)
-        with self._session() as session:
-            for row in session.scalars(select(StoreRow).where(there, StoreRow.expected_at.is_(None))):
-                row.expected, row.expected_at = row.tuning, row.last_seen  # as schemas before 0010 leave it
-            found: Sequence[Any] = session.execute(select(*columns).where(there)).all()
-        return {names[name]: Expectation(*told) for name, *told in found}
+        found = self._rows(select(*columns).where(StoreRow.name.in_(stores)))
+        return {name: Expectation(*told) for name, *told in found}
 
     def expect(self, anew: Mapping[str, tuple[datetime, Expectation]]) -> None:
         """Set what is expected of stores; not where another was set meanwhile than that known since then."""
@@ -195,7 +189,7 @@ class History(OfHistory):
 
         ``heard``: name and address of each store, and whether it is on.
         """
-        told = {cut(name): (url, on) for name, url, on in heard}
+        told = {name: (url, on) for name, url, on in heard}
         with self._session() as session:
             # First, which locks the rows: what a round writes meanwhile is read here.
             wished = update(StoreRow).values(pending_bypass=None)
@@ -212,14 +206,14 @@ class History(OfHistory):
 
 def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, datetime | None]:
     """Write the state of each; returns until when the windows of already known stores are summed up."""
-    names = [cut(snapshot.store) for snapshot in snapshots]
+    names = [snapshot.store for snapshot in snapshots]
     columns = (StoreRow.name, StoreRow.summed_until, StoreRow.candidates)
     known = {row.name: row for row in session.execute(select(*columns).where(StoreRow.name.in_(names)))}
     bypassed = session.get(WishRow, FLEET) and True
     served = _served_again(session, snapshots) if bypassed else {}
     new, old = list[dict[str, Any]](), list[dict[str, Any]]()
     for one in snapshots:
-        row = known.get(cut(one.store))
+        row = known.get(one.store)
         remote = (window for window in one.windows if window.tier == "remote")
         state = {"name": one.store, "last_seen": one.at, **{name: getattr(one, name) for name in _STATE}}
         state["candidates"] = candidates((row and row.candidates) or (), remote)
@@ -260,7 +254,7 @@ def _served_again(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
 
     Lifting it makes a later version; a store that lost its state begins with the first one.
     """
-    found = {cut(one.store): one.tuning for one in snapshots if one.tuning.get("bypass") is False}
+    found = {one.store: one.tuning for one in snapshots if one.tuning.get("bypass") is False}
     known = session.execute(select(StoreRow.name, StoreRow.tuning).where(StoreRow.name.in_(found)))
     return {name: found[name].get("version", 0) > was.get("version", 0) for name, was in known if was.get("bypass")}
 
