@@ -1,4 +1,7 @@
-"""Change control in SQL: decisions, which move from state to state, with what stores should have; their verdicts."""
+"""Change control in SQL: decisions, which move from state to state, with what stores should have; their verdicts.
+
+Also what tuners answered last.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -10,11 +13,11 @@ from sqlalchemy import ColumnExpressionArgument, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import JsonDict, in_force, replaced
-from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, StoreRow, VerdictRow
+from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, AnswerRow, DecisionRow, StoreRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row
-from tiertune_agent.history.sessions import OfHistory, Sessions, altered
+from tiertune_agent.history.sessions import OfHistory, Sessions, altered, renew
 from tiertune_agent.records import CHANGED, JUDGED, STANDING, Decision, State, Target, grouped, parts
-from tiertune_agent.tuners.base import Proposal
+from tiertune_agent.tuners.base import Answer, Proposal
 from tiertune_agent.tuners.remote_fetch import FIELD
 from tiertune_agent.verdicts.verdict import Verdict
 
@@ -198,6 +201,32 @@ class Verdicts(OfHistory):
         """Write a weekly one, which says whether the decision still pays."""
         with self._session() as session:
             session.add(_verdict_row(decision, stands, verdict.reason, verdict.evidence, now))
+
+
+class Answers(OfHistory):
+    """The tuners' latest answers."""
+
+    def remember(self, told: Iterable[tuple[str, Target, Answer]], now: datetime) -> None:
+        """Keep the newest answer of each tuner and target, even if it is no change."""
+        rows = [
+            {
+                "tuner": tuner,
+                "store": target.store,
+                "tier": target.tier,
+                "namespace": target.namespace,
+                "at": now,
+                "change": isinstance(answer, Proposal),
+                "reason": answer.reason,
+            }
+            for tuner, target, answer in told
+        ]
+        with self._session() as session:
+            renew(session, AnswerRow, rows)
+
+    def newest(self) -> list[JsonDict]:
+        query = select(AnswerRow).order_by(AnswerRow.store, AnswerRow.tuner, AnswerRow.tier, AnswerRow.namespace)
+        columns = ("tuner", "store", "tier", "at", "change", "reason")
+        return [{"pool": row.namespace, **row.told(*columns)} for row in self._all(query)]
 
 
 def _verdict_row(

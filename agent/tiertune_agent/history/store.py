@@ -10,9 +10,8 @@ from sqlalchemy import Connection, Engine, delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import read
-from tiertune_agent.history.answers import INSERTS, Answers
 from tiertune_agent.history.changed import Changed
-from tiertune_agent.history.decisions import Decisions, Verdicts
+from tiertune_agent.history.decisions import Answers, Decisions, Verdicts
 from tiertune_agent.history.journal import Journal
 from tiertune_agent.history.ledger import Booked, Ledger, book
 from tiertune_agent.history.measured import Measured
@@ -20,7 +19,7 @@ from tiertune_agent.history.models import AnswerRow, IncidentRow, StageWindowRow
 from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.rollup import NEVER, add_late, over
 from tiertune_agent.history.rows import window_columns
-from tiertune_agent.history.sessions import OfHistory, Sessions, altered
+from tiertune_agent.history.sessions import OfHistory, Sessions, altered, renew
 from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window
 from tiertune_agent.tuners.holdout import FIELD as HELD_OUT
 from tiertune_agent.tuners.remote_fetch import candidates
@@ -49,8 +48,7 @@ class Wishes(OfHistory):
 
 def _keep(session: Session, url: str, *, on: bool) -> None:
     """In one statement: others may keep or drop the wish for this address at the same time."""
-    row = INSERTS[session.get_bind().dialect.name](WishRow).values(url=url, bypass=on)
-    session.execute(row.on_conflict_do_update(index_elements=("url",), set_={"bypass": on}))
+    renew(session, WishRow, [{"url": url, "bypass": on}])
 
 
 class History(OfHistory):
