@@ -107,8 +107,7 @@ class Decisions(OfHistory):
 
     def in_state(self, *states: State) -> list[Decision]:
         """All decisions in these states, newest first; meant for states that decisions do not stay in."""
-        query = select(DecisionRow).where(DecisionRow.state.in_(states))
-        return self._decided(query.order_by(DecisionRow.id.desc()))
+        return self.find(states=states, limit=None)
 
     def expire(self, decision: Decision, why: str, *, now: datetime) -> None:
         """Expire an open proposal that is no longer wished."""
@@ -137,7 +136,7 @@ class Decisions(OfHistory):
         self,
         *which: ColumnExpressionArgument[bool],
         states: Collection[str] = (),
-        limit: int = 200,
+        limit: int | None = 200,
         since: datetime | None = None,
     ) -> list[Decision]:
         """Decisions, newest first; without ``states``, in any; without ``since``, whenever they were updated."""

@@ -83,8 +83,6 @@ class History(OfHistory):
         ``booked`` are windows of no store, which go into the ledger only. Takes as many statements for many stores as
         for one.
         """
-        if not told and not booked:
-            return ()
         snapshots = [snapshot for snapshot, _ in told]
         windows = [(window, rates) for snapshot, rates in told for window in snapshot.windows]
         stages = [dict(vars(stage)) for snapshot in snapshots for stage in snapshot.stages]
@@ -259,10 +257,8 @@ def _served_again(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
 
 def _hold_or_lift(session: Session, served: Mapping[str, bool]) -> None:
     """All were bypassed: who lost its state hears it as a new one does; lifted by hand, it holds for no new one."""
-    fleet = select(WishRow).filter_by(url=FLEET)
-    lost = sorted(name for name, lifted in served.items() if not lifted)
-    for name in lost:  # if it still is wished: their rows are locked by now
-        held = update(StoreRow).where(StoreRow.name == name, fleet.exists()).values(pending_bypass=True)
-        altered(session, held)
+    lost = [name for name, lifted in served.items() if not lifted]
+    still = select(WishRow).filter_by(url=FLEET).exists()  # their rows are locked by now
+    altered(session, update(StoreRow).where(StoreRow.name.in_(lost), still).values(pending_bypass=True))
     if len(lost) < len(served):
         altered(session, delete(WishRow).filter_by(url=FLEET))
