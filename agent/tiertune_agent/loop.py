@@ -97,9 +97,9 @@ class Loop:
         told, stores = {one.store for one in answers}, self.collector.roster.stores
         away = {one.store for one in answers if isinstance(one, Trouble)}
         addresses = self.collector.addresses.items()
-        strange = {name: url for url, name in addresses if name in away and not stores[url].name}
-        known = self.history.called(strange.values()) if strange else {}
-        names = {name: known[url] for name, url in strange.items() if known.get(url) not in {None, *told}}
+        strange = {url: name for url, name in addresses if name in away and not stores[url].name}
+        known = self.history.called(strange).items()
+        names = {strange[url]: name for url, name in known if name not in told}
         return [replace(one, store=names.get(one.store, one.store)) for one in answers]
 
     def _revision(self) -> int:
