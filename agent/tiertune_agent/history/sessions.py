@@ -76,11 +76,6 @@ class OfHistory:
         with self._session() as session:
             return session.execute(query).all()
 
-    def _do(self, *changes: Executable) -> None:
-        with self._session() as session:
-            for change in changes:
-                session.execute(change)
-
     def _told(self, query: Select[Any], *columns: str) -> list[JsonDict]:
         """These columns of each row, ready for JSON."""
         return [row.told(*columns) for row in self._all(query)]

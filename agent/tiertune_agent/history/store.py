@@ -29,28 +29,6 @@ NOWHERE = ""
 """Address of a store when another store answers at its former one."""
 
 
-class Wishes(OfHistory):
-    """Bypass wishes, on or off, for stores that never answered, by address, until they have received them."""
-
-    def of(self, urls: Collection[str]) -> dict[str, bool]:
-        """The wishes kept for these addresses."""
-        return {row.url: row.bypass for row in self._all(select(WishRow).where(WishRow.url.in_(urls)))}
-
-    def keep(self, url: str, *, on: bool) -> None:
-        """Keep a wish; it replaces an earlier one."""
-        with self._session() as session:
-            _keep(session, url, on=on)
-
-    def drop(self, url: str) -> None:
-        """Drop the wish."""
-        self._do(delete(WishRow).filter_by(url=url))
-
-
-def _keep(session: Session, url: str, *, on: bool) -> None:
-    """In one statement: others may keep or drop the wish for this address at the same time."""
-    renew(session, WishRow, [{"url": url, "bypass": on}])
-
-
 class History(OfHistory):
     """Every method is one transaction: whole, or rolled back. DatabaseError if the database is away."""
 
@@ -68,7 +46,6 @@ class History(OfHistory):
         self.changed = Changed(self._session)
         self.answers = Answers(self._session)
         self.journal = Journal(self._session)
-        self.wishes = Wishes(self._session)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -131,7 +108,9 @@ class History(OfHistory):
     def forget(self, store: str) -> None:
         """Delete a store's state, and close its incidents; its decisions stay."""
         closed = update(IncidentRow).filter_by(store=store, closed_at=None)
-        self._do(delete(StoreRow).filter_by(name=store), closed.values(closed_at=IncidentRow.last_seen))
+        with self._session() as session:
+            session.execute(delete(StoreRow).filter_by(name=store))
+            session.execute(closed.values(closed_at=IncidentRow.last_seen))
 
     def leave_out(self, called: Collection[str]) -> set[str]:
         """Close the incidents of what is at no address of ``named``, unless it is ``called`` so; returns what stays.
@@ -150,8 +129,12 @@ class History(OfHistory):
                 session.execute(delete(WishRow).filter_by(url=url))  # in the order in which all lock them
         return names
 
+    def wishes(self, urls: Collection[str]) -> dict[str, bool]:
+        """The bypass, on or off, wished of stores that never answered, by address, until they have heard it."""
+        return {row.url: row.bypass for row in self._all(select(WishRow).where(WishRow.url.in_(urls)))}
+
     def wish_bypass(self, stores: Mapping[str, str], *, on: bool) -> None:
-        """Remember what these stores, by name and address, have not acknowledged yet.
+        """Remember what these stores, by name and address, have not acknowledged yet; if off, that it is not of all.
 
         Where another one, or none, answered at the address last, it is for whoever will answer there.
         """
@@ -160,6 +143,8 @@ class History(OfHistory):
             wished = update(StoreRow).values(pending_bypass=on)
             there = sorted(stores.items())
             known = {name for name, url in there if altered(session, wished.filter_by(name=name, url=url))}
+            if not on:
+                session.execute(delete(WishRow).filter_by(url=FLEET))
             for name, url in sorted(there, key=itemgetter(1)):
                 if name in known:
                     session.execute(delete(WishRow).filter_by(url=url))
@@ -167,7 +152,7 @@ class History(OfHistory):
                     _keep(session, url, on=on)
 
     def wish_bypass_of_all(self, *, on: bool) -> None:
-        """Wish it of all stores that were ever seen.
+        """Wish it of all stores that were ever seen; if on, of new ones, too.
 
         Those that left hear it under their names: another store may have the address by then.
         """
@@ -179,6 +164,9 @@ class History(OfHistory):
             if self.named:
                 left = StoreRow.name.in_(ours), StoreRow.url.not_in(self.named())
                 session.execute(update(StoreRow).where(*left).values(url=NOWHERE))
+            session.execute(delete(WishRow).filter_by(url=FLEET))
+            if on:
+                _keep(session, FLEET, on=True)
 
     def acknowledge_bypass(self, heard: Iterable[tuple[str, str, bool]]) -> None:
         """Note that who answers there has it, as its next answer will say. Another wish that came meanwhile stays.
@@ -198,6 +186,11 @@ class History(OfHistory):
                 row.tuning = {**row.tuning, "bypass": told[row.name][1]}
             for url, on in sorted(told.values()):
                 session.execute(delete(WishRow).filter_by(url=url, bypass=on))
+
+
+def _keep(session: Session, url: str, *, on: bool) -> None:
+    """In one statement: others may keep or drop the wish for this address at the same time."""
+    renew(session, WishRow, [{"url": url, "bypass": on}])
 
 
 def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, datetime | None]:
