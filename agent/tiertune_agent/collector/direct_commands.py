@@ -42,12 +42,11 @@ class DirectCommands:
     def __init__(self, book: Callable[[Sequence[Entry]], None]) -> None:
         """``book`` writes rows for entries that have none."""
         self._book = book
-        self._seen: set[tuple[datetime, str, str, str]] = set()
+        self._told: list[Entry] = []
 
     def look(self, snapshots: Sequence[Snapshot]) -> None:
-        """Book what is new in the stores' reports."""
+        """Book what stores report, unless it is what they reported last."""
         told = [entry for snapshot in snapshots for entry in entries(snapshot.store, snapshot.writes)]
-        new = [entry for entry in told if entry[:4] not in self._seen]
-        if new:
-            self._book(new)
-        self._seen = {entry[:4] for entry in told}
+        if told and told != self._told:
+            self._book(told)
+        self._told = told

@@ -23,7 +23,6 @@ KEPT_S = 60.0
 """How long an idle connection is kept: from one window to the next, and shorter than stores keep it."""
 AHEAD_S = 60.0
 """More than answers take: a store's clock that gains this much on the agent's between two answers was set."""
-DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -230,10 +229,7 @@ class Collector:
 
 
 def _odd(passed_s: float, asked_s: float) -> str:
-    """What is wrong with a clock on which ``passed_s`` passed, and ``asked_s`` on the agent's; empty: nothing.
-
-    If the agent's own went back, nobody knows, unless more than a day passed.
-    """
+    """What is wrong with a clock on which ``passed_s`` passed, and ``asked_s`` on the agent's; empty: nothing."""
     if passed_s <= 0:
         return "stands still or went back"
-    return "was set ahead" if passed_s > (asked_s + AHEAD_S if asked_s > 0 else DAY_S) else ""
+    return "was set ahead" if passed_s > asked_s + AHEAD_S else ""

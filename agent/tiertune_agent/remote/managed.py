@@ -115,7 +115,7 @@ class Remote:
         return Snapshot(
             store=FLEET,
             url=self.url,
-            boot_id=held[0].run_id if len(held) == 1 else f"{crc32(''.join(one.run_id for one in held).encode()):08x}",
+            boot_id=f"{crc32(''.join(one.run_id for one in held).encode()):08x}",
             version=", ".join(sorted({one.version for one in held})),
             at=at,
             status={"tiers": {"remote": state}},
