@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import DIGEST, START, after, histogram, remember, remote_window, window
+from agent.fakes import DIGEST, START, after, histogram, pruned, remember, remote_window, window
 from tiertune_agent.history import measured
 from tiertune_agent.records import Rates, StageWindow
 from tiertune_agent.tuners.remote_fetch import MOST_CANDIDATES
@@ -64,7 +64,7 @@ class TestWindows:
         for index in range(30, 60):
             remember(history, remote_window(index))
         history.retention.sum_up(after(days=2))
-        assert history.retention.prune(after(days=2), timedelta(days=1)) == MOST_CANDIDATES + 35
+        assert pruned(history, after(days=2), timedelta(days=1)) == MOST_CANDIDATES + 35
         assert history.measured.windows("host-a", tier="remote") == []
         last = range(5, MOST_CANDIDATES + 5)
         assert history.store("host-a").candidates == [[index, index, 100.0, 1.0] for index in last]
