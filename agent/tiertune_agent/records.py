@@ -44,9 +44,9 @@ MOST_OF_NAME = 255
 """Characters."""
 
 
-def cut(name: str, most: int | None = MOST_OF_NAME) -> str:
+def cut(name: str) -> str:
     """A name as the database keeps it: stores, tiers and namespaces are called so from where they are read on."""
-    return name.replace("\0", "")[:most]
+    return name.replace("\0", "")[:MOST_OF_NAME]
 
 
 def series(name: str, labels: Iterable[tuple[str, str]]) -> str:

@@ -61,7 +61,7 @@ class Roster:
         wait([name.ask() for name in self._names], LATE_S)
         told = {url for name in self._names for url in name.told()}
         self._told |= dict.fromkeys(told, now)
-        self._told = {url: at for url, at in self._told.items() if now - at < GONE_AFTER}
+        self._told = {url: min(at, now) for url, at in self._told.items() if now - at < GONE_AFTER}
         self.former = self._told.keys() - told - fixed.keys()
         found = (*sorted(told), *sorted(self.former))
         self.stores = fixed | {url: StoreAddress(url=url) for url in found if url not in fixed}

@@ -3,12 +3,12 @@
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, Index, Integer, String, text
+from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, Index, Integer, String, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 from tiertune_agent.fields import JsonDict
-from tiertune_agent.records import MOST_OF_NAME, cut
+from tiertune_agent.records import cut
 
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 """A counting key: on SQLite only an Integer counts up by itself."""
@@ -33,14 +33,24 @@ class Utc(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-class Words(TypeDecorator[str]):
-    """Any text, or as long as told. What a store sends may be longer, or hold a zero byte: PostgreSQL takes neither."""
+class Name(TypeDecorator[str]):
+    """Up to 255 characters. What a store sends may be longer, or hold a zero byte: PostgreSQL accepts neither."""
 
-    impl = String
+    impl = String(255)
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
-        return None if value is None else cut(value, self.length)
+        return None if value is None else cut(value)
+
+
+class Words(TypeDecorator[str]):
+    """Any text, without zero bytes, which PostgreSQL does not accept."""
+
+    impl = Text()
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        return None if value is None else value.replace("\0", "")
 
 
 Known = TypeVar("Known")
@@ -62,7 +72,7 @@ Sparse = Maybe[Annotated[JsonDict, mapped_column(JSON(none_as_null=True))]]
 class Base(DeclarativeBase):
     type_annotation_map: ClassVar = {
         datetime: Utc(),
-        str: Words(MOST_OF_NAME),
+        str: Name(),
         float: Double(),
         int: BigInteger(),
         JsonDict: JSON(),

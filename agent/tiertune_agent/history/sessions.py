@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Executable, Select, UpdateBase, event, inspect
+from sqlalchemy import Connection, Engine, Executable, Select, UpdateBase, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DatabaseError as Damaged
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
@@ -93,7 +93,7 @@ def altered(session: Session, change: UpdateBase) -> int:
 
 def renew(session: Session, table: type[Base], rows: Sequence[JsonDict]) -> None:
     """Write whole rows, also in place of those of the same keys; others may do so at the same time."""
-    if rows:
-        newer = _INSERTS[session.get_bind().dialect.name](table)
-        keys = inspect(table).primary_key
+    if rows:  # by the table itself: of the class, rows with other columns unknown would be statements of their own
+        newer = _INSERTS[session.get_bind().dialect.name](table.__table__)
+        keys = table.__table__.primary_key
         session.execute(newer.on_conflict_do_update(index_elements=keys, set_=newer.excluded), rows)
