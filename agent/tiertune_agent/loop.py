@@ -1,6 +1,5 @@
 """Collect, remember, tune, guard, apply, judge: one round per window."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,7 +24,6 @@ from tiertune_agent.tuners.base import models
 from tiertune_agent.whatif.fleet import FleetWhatif
 from tiertune_agent.whatif.shapes import Split
 
-log = logging.getLogger(__name__)
 SILENT = ("store_unreachable", KIND)
 """Troubles after which a store is not asked again in the same round: many absent ones would hold it up."""
 
@@ -49,8 +47,6 @@ class Loop:
     published: Published
     _met: object = field(default=None, init=False)
     """Whom the last round met, and where; None: there was none since this agent leads."""
-    _unheard: bool = field(default=False, init=False)
-    """Whether the remote, not managed, did not answer in the last round."""
     _split: Split | None = field(default=None, init=False)
     """That of the last round in which all stores answered: a store that misses a round does not change it."""
 
@@ -115,9 +111,9 @@ class Loop:
         told, stores = {one.store for one in answers}, self.collector.roster.stores
         away = {one.store for one in answers if isinstance(one, Trouble)}
         addresses = self.collector.addresses.items()
-        strange = {name: url for url, name in addresses if name in away and not stores[url].name}
-        known = self.history.called(strange.values()) if strange else {}
-        names = {name: known[url] for name, url in strange.items() if known.get(url) not in {None, *told}}
+        strange = {url: name for url, name in addresses if name in away and not stores[url].name}
+        known = self.history.called(strange).items()
+        names = {strange[url]: name for url, name in known if name not in told}
         return [replace(one, store=names.get(one.store, one.store)) for one in answers]
 
     def _revision(self) -> int:
@@ -134,7 +130,6 @@ class Loop:
         managed = policy.for_target(REMOTE).remote.manage
         if not managed or answer is None:
             self._let_go(UNNAMED if managed else "")
-            self._tell(answer)
             self.published.remote(remote)
             return False, None
         if remote and self.remote and (refusal := self.remote.unmanaged()):
@@ -149,14 +144,6 @@ class Loop:
         expected = self.history.expectations([FLEET])[FLEET].tuning
         self.published.remote(answer, read(expected, REMOTE_CAPACITY))
         return True, answer
-
-    def _tell(self, answer: Heard | None) -> None:
-        """Log when a remote that is not managed stops answering, and when it answers again: it is no incident."""
-        unheard, self._unheard = self._unheard, isinstance(answer, Trouble)
-        if isinstance(answer, Trouble) and not unheard:
-            log.warning("the remote does not answer, so its gauges and its rent are left out: %s", answer.message)
-        elif unheard and not self._unheard:
-            log.info("the remote answers")
 
     def _let_go(self, unnamed: str) -> None:
         """Forget the remote: it is not managed (any more), or it should be, but is ``unnamed``."""

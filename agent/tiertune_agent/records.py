@@ -40,9 +40,13 @@ OBSERVED = "observed"
 """Marks sources that are only observed: in a status it holds their kind, in windows it is 1."""
 
 
+MOST_OF_NAME = 255
+"""Characters."""
+
+
 def cut(name: str) -> str:
-    """A name as the database keeps it."""
-    return name.replace("\0", "")[:255]
+    """A name as the database keeps it: stores, tiers and namespaces are called so from where they are read on."""
+    return name.replace("\0", "")[:MOST_OF_NAME]
 
 
 def series(name: str, labels: Iterable[tuple[str, str]]) -> str:

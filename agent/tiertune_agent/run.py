@@ -185,13 +185,11 @@ class Agent:
 
     def sum_up(self) -> None:
         """Sum windows up into hours, if this agent leads."""
-        if self.leader.leading:
-            self._job("sum_up", lambda: self.history.retention.sum_up(self.now()))
+        self._job("sum_up", lambda: self.history.retention.sum_up(self.now()))
 
     def prune(self) -> None:
         """Fold hours into days and drop what is too old, if this agent leads."""
-        if self.leader.leading:
-            self._job("prune", self._prune)
+        self._job("prune", self._prune)
 
     def _prune(self) -> None:
         now = self.now()
@@ -214,6 +212,8 @@ class Agent:
         self.history.close()
 
     def _job(self, name: str, job: Callable[[], object]) -> None:
+        if not self.leader.leading:
+            return
         try:
             job()
             for kind, count in self.history.journal.open_incidents().items():

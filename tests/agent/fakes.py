@@ -6,8 +6,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import httpx
+from sqlalchemy import func, select
 
 from tiertune_agent.fields import replaced
+from tiertune_agent.history.models import AnswerRow, HourRow, ProspectRow, StageWindowRow, WindowRow
 from tiertune_agent.records import Histogram, Rates, Snapshot, Window
 from tiertune_connector.documents import FieldError
 from tiertune_connector.tuning import parse_tuning
@@ -276,6 +278,19 @@ def costs(seconds):
 def remember(history, *windows, rates=None, **fields):
     """As told by a store: ``fields`` of its snapshot."""
     history.remember([(snapshot(*windows, **fields), rates or Rates())])
+
+
+def pruned(history, now, keep):
+    """Prune; how many rows went."""
+
+    def rows():
+        kinds = AnswerRow, HourRow, ProspectRow, StageWindowRow, WindowRow
+        with history._session() as session:
+            return sum(session.scalar(select(func.count()).select_from(kind)) for kind in kinds)
+
+    before = rows()
+    history.retention.prune(now, keep)
+    return before - rows()
 
 
 def propose(history, tuner, target, wish, *, mode="recommend", at=START):

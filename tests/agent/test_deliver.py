@@ -175,7 +175,7 @@ def test_a_store_that_came_back_under_another_name_hears_it(agents, store):
     store.restart()
     pass_windows(agent, store, store.clock, 2, tick=True)
     assert store.bypass
-    assert agent.history.wishes.of(["http://host-a:7410"]) == {}
+    assert agent.history.wishes(["http://host-a:7410"]) == {}
     assert [(one.name, one.pending_bypass) for one in agent.history.stores()] == [("host-a-again", None)]
 
 
@@ -190,7 +190,7 @@ def test_whoever_is_met_at_its_address_meanwhile_hears_it(agents, store):
     assert met
     pass_windows(agent, store, store.clock, tick=True)
     assert store.bypass
-    assert agent.history.wishes.of(["http://host-a:7410"]) == {}
+    assert agent.history.wishes(["http://host-a:7410"]) == {}
     assert {one.name: one.pending_bypass for one in agent.history.stores()} == {"host-a-again": None}
 
 
@@ -212,7 +212,7 @@ def test_a_bypass_of_all_holds_for_those_to_come(agents, clock, listed):
     away.up = away.bypass = True
     bypass(False, "there", "away")
     assert not any(store.bypass for store in stores)
-    assert agent.history.wishes.of(["fleet"]) == {}
+    assert agent.history.wishes(["fleet"]) == {}
 
 
 @pytest.mark.parametrize("heard", [True, False], ids=["seen bypassed", "not seen since it was told"])
@@ -263,7 +263,7 @@ def test_a_bypass_that_was_lifted_at_a_store_is_for_no_new_one(agents, clock, li
     listed("there", "new")
     pass_windows(agent, stores, clock, 2, tick=True)
     assert (there.bypass, new.bypass) == (False, False)
-    assert agent.history.wishes.of(["fleet"]) == {}
+    assert agent.history.wishes(["fleet"]) == {}
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -311,7 +311,7 @@ def test_of_two_wishes_that_differ_bypass_stands(agents, store, on):
     agent, told, answer = agents(), [], store.post_bypass
     agent.tick()
     agent.history.wish_bypass({"host-a": "http://host-a:7410"}, on=on)
-    agent.history.wishes.keep("http://host-a:7410", on=not on)
+    agent.history.wish_bypass({"new": "http://host-a:7410"}, on=not on)
 
     def hear(request):
         told.append(request.content)
@@ -321,5 +321,5 @@ def test_of_two_wishes_that_differ_bypass_stands(agents, store, on):
     assert agent.operators.deliver() == {"host-a": "ok"}
     assert agent.operators.deliver() == {}
     assert (store.bypass, len(told)) == (True, 1)
-    assert agent.history.wishes.of(["http://host-a:7410"]) == {}
+    assert agent.history.wishes(["http://host-a:7410"]) == {}
     assert [(one.pending_bypass, one.tuning["bypass"]) for one in agent.history.stores()] == [(None, True)]

@@ -7,23 +7,25 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import DIGEST, START, after, histogram, remember, remote_window, window
+from agent.fakes import DIGEST, START, after, histogram, pruned, remember, remote_window, window
+from tiertune_agent.history import measured
 from tiertune_agent.records import Rates, StageWindow
 from tiertune_agent.tuners.remote_fetch import MOST_CANDIDATES
 
 
 class TestWindows:
-    def test_windows_come_back_as_they_were(self, history):
+    def test_windows_come_back_as_they_were(self, history, monkeypatch):
         """Figures, histograms and aware UTC times survive the database, oldest first."""
         windows, read = [remote_window(i, requests=i, fetch=0.1) for i in range(3)], history.measured.windows
         dram = window("dram", {"tier_evicted_idle_seconds": histogram(1, 0, 2)}, namespace=DIGEST, model="llama")
         remember(history, *windows, dram)
         assert read("host-a", tier="remote") == windows
-        assert read("host-a", tier="remote", limit=1) == windows[-1:]
         assert dram in history.measured.fleet_windows(["host-a"], dram.start)
         assert read("host-b", tier="remote") == []
         assert read("host-a", tier="remote")[0].start.tzinfo is UTC
         assert len(history.measured.fleet_windows(["host-a"], after(seconds=15))) == 2
+        monkeypatch.setattr(measured, "MOST_OF_TIER", 1)
+        assert read("host-a", tier="remote") == windows[-1:]
 
     def test_bytes_are_whole(self, history, database, sql):
         """For those who read the tables themselves; seconds and rates are as measured."""
@@ -62,7 +64,7 @@ class TestWindows:
         for index in range(30, 60):
             remember(history, remote_window(index))
         history.retention.sum_up(after(days=2))
-        assert history.retention.prune(after(days=2), timedelta(days=1)) == MOST_CANDIDATES + 35
+        assert pruned(history, after(days=2), timedelta(days=1)) == MOST_CANDIDATES + 35
         assert history.measured.windows("host-a", tier="remote") == []
         last = range(5, MOST_CANDIDATES + 5)
         assert history.store("host-a").candidates == [[index, index, 100.0, 1.0] for index in last]

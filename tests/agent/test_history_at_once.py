@@ -10,6 +10,7 @@ from agent.conftest import both_backends as backend  # noqa: F401
 from agent.fakes import after, remember, snapshot
 from e2e.servers import wait_until
 from tiertune_agent.history.database import DatabaseError, connect
+from tiertune_agent.history.store import _keep
 from tiertune_agent.records import Rates
 
 on_postgres = pytest.mark.parametrize("backend", [pytest.param("postgresql", marks=pytest.mark.real)], indirect=True)
@@ -28,18 +29,24 @@ def meanwhile(history, table, act):
     return met
 
 
+def keep(history, url, *, on):
+    """As a command does, and a round."""
+    with history._session() as session:
+        _keep(session, url, on=on)
+
+
 @pytest.mark.parametrize("other", ["heard", "kept"])
 def test_a_wish_for_an_address_is_kept_whatever_another_does_to_it(history, other):
     """A round drops the earlier one, which a store has just heard; or keeps one of its own."""
-    wishes, url = history.wishes, "http://new"
+    url = "http://new"
     if other == "heard":
-        wishes.keep(url, on=True)
+        keep(history, url, on=True)
         met = meanwhile(history, "wishes", lambda: history.acknowledge_bypass([("new", url, True)]))
     else:
-        met = meanwhile(history, "wishes", lambda: wishes.keep(url, on=True))
-    wishes.keep(url, on=False)
+        met = meanwhile(history, "wishes", lambda: keep(history, url, on=True))
+    keep(history, url, on=False)
     assert met
-    assert wishes.of([url]) == {url: False}
+    assert history.wishes([url]) == {url: False}
 
 
 def test_what_a_store_answers_meanwhile_stays_when_a_bypass_is_acknowledged(history):
@@ -77,7 +84,7 @@ def test_a_wish_for_a_store_is_kept_while_another_is_met_at_its_address(history,
     met = meanwhile(history, "stores", lambda: history.wish_bypass({"host-a": "http://here"}, on=True))
     remember(history, store="host-b", url="http://here", at=after(seconds=15))
     assert met
-    assert history.wishes.of(["http://here"]) == {"http://here": True}
+    assert history.wishes(["http://here"]) == {"http://here": True}
     assert history.store("host-a").pending_bypass is None
 
 
@@ -143,7 +150,7 @@ def test_a_bypass_of_many_and_a_round_wait_for_each_other_in_one_order(history, 
 def test_so_do_two_that_keep_or_drop_wishes_of_several_addresses(history, database, other):
     """Of stores that nobody knows: a round moves such wishes to addresses, or those of former stores are dropped."""
     for place, url in enumerate("zma"):  # PostgreSQL comes to them in this order
-        history.wishes.keep(url, on=True)
+        history.wish_bypass({"new": url}, on=True)
         remember(history, store=f"former-{place}", url=url)
         history.wish_bypass_of_all(on=True)
     history.named = set

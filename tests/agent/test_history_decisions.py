@@ -9,7 +9,7 @@ from sqlalchemy import event
 
 from agent.conftest import BACKENDS
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import DIGEST, START, after, remember
+from agent.fakes import DIGEST, START, after, pruned, remember
 from agent.fakes import propose as proposed
 from tiertune_agent.history.changed import place
 from tiertune_agent.history.database import DatabaseError, connect
@@ -323,7 +323,7 @@ class TestDecisions:
             ("tier_size", True, "it costs"),
         ]
         history.answers.remember([("tier_size", Target("host-a", "dram"), WISH)], START + FORTNIGHT)
-        assert history.retention.prune(START + FORTNIGHT + timedelta(seconds=1), timedelta(days=1)) == 1
+        assert pruned(history, START + FORTNIGHT + timedelta(seconds=1), timedelta(days=1)) == 1
         assert [a["tuner"] for a in history.answers.newest()] == ["tier_size"]
 
     def test_prospects_come_back_by_namespace_and_time(self, history):
@@ -336,5 +336,5 @@ class TestDecisions:
         history.measured.remember_prospects(reversed(seen))
         assert history.measured.prospects(DIGEST, START) == seen[::2]
         assert len(history.measured.prospects("", after(minutes=5))) == 4
-        assert history.retention.prune(START + FORTNIGHT + timedelta(minutes=5), timedelta(days=1)) == 2
+        assert pruned(history, START + FORTNIGHT + timedelta(minutes=5), timedelta(days=1)) == 2
         assert history.measured.prospects(DIGEST, START) == seen[2::2]

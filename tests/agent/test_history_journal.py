@@ -112,7 +112,7 @@ class TestTheRest:
         """A model's path may be longer than a name, or hold a zero: the window is kept, and found again."""
         told = window("remote", {"clients": 1.0}, namespace=DIGEST, model="m" * 4000, store="host-a\0")
         remember(history, told)
-        (kept,) = history.measured.windows("host-a", tier="remote", namespace=DIGEST)
+        (kept,) = history.measured.windows_since("host-a", START, tier="remote", namespace=DIGEST)
         assert (kept.store, kept.model, kept.values) == ("host-a", "m" * 255, told.values)
         journal.audit("ops\0", "127.0.0.1", "freeze", {"reason": "a\0b"}, START)
         assert journal.audited()[0]["who"] == "ops"

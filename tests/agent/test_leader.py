@@ -200,7 +200,7 @@ def test_nor_is_a_rollback(agent, outrun, proposed, store):
 def test_nor_is_a_bypass(agent, agents, store):
     """It was commanded, and switched off again by the successor, while who led first was stopped."""
     agent.tick()
-    caller, wishes, others = Caller("anna", "10.0.0.9"), agent.history.wishes.of, []
+    caller, wishes, others = Caller("anna", "10.0.0.9"), agent.history.wishes, []
 
     def outrun(urls):
         agents.end()
@@ -208,7 +208,7 @@ def test_nor_is_a_bypass(agent, agents, store):
         others[0].operators.bypass(caller, False, None)
         return wishes(urls)
 
-    agent.history.wishes.of = outrun
+    agent.history.wishes = outrun
     with pytest.raises(NotLeadingError):
         agent.operators.bypass(caller, True, None)
     assert not store.bypass

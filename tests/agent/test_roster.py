@@ -226,19 +226,19 @@ class TestAgent:
         self.round(before, clock, store)
         wish = Proposal("tiers.remote.fetch", "on", "off", "because")
         made = propose(before.history, "remote_fetch", Target("host-a", "remote"), wish)
-        before.history.wishes.keep("http://10.0.0.1:7410", on=True)
+        before.history.wish_bypass({"new": "http://10.0.0.1:7410"}, on=True)
         before.leader.resign()
         found.append(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"))
         agent = make(network, **settings)
         self.round(agent, clock)
         assert agent.history.decisions.get(made.id).state == "proposed"
-        assert agent.history.wishes.of(["http://10.0.0.1:7410"]) == {"http://10.0.0.1:7410": True}
+        assert agent.history.wishes(["http://10.0.0.1:7410"]) == {"http://10.0.0.1:7410": True}
         assert not agent.operators.flush(OPS, {})["complete"]
         told = Actuator(lambda _: None, lambda: agent.collector.roster.unknown, agent.history.fence).undo(made)
         assert (told.state, "stores is not resolved" in told.reason) == ("approved", True)
         found.append(["10.0.0.2"])
         self.round(agent, clock, store)
-        assert agent.history.wishes.of(["http://10.0.0.1:7410"]) == {}
+        assert agent.history.wishes(["http://10.0.0.1:7410"]) == {}
 
     def test_where_another_store_answers_the_former_ones_incidents_are_over(self, listed, clock, store, other):
         """An address that is used again, or a store that was given another name."""

@@ -14,7 +14,7 @@ from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
 from tiertune_agent.network import CallError, at_once, calling, json_of
-from tiertune_agent.records import FLEET, Now
+from tiertune_agent.records import Now
 from tiertune_connector.httpd.guarded import REMARK
 
 FLUSH_TIMEOUT_S = 20.0
@@ -80,10 +80,6 @@ class Operators:
         with self.audited(caller, "bypass", {"on": on, "store": store}):
             named = self._named(store)
         with self._wishing:
-            if not on:
-                self._history.wishes.drop(FLEET)
-            elif store is None:
-                self._history.wishes.keep(FLEET, on=True)
             if store is None:
                 self._history.wish_bypass_of_all(on=on)
                 named = self._named(None)  # again: whoever was met since heard what held until then
@@ -145,7 +141,7 @@ class Operators:
         stores = self._history.stores()
         fleet = self._fleet(stores)
         pending = {(one.name, one.url): one.pending_bypass for one in stores}
-        wished = self._history.wishes.of(fleet.values())
+        wished = self._history.wishes(fleet.values())
         return [(*one, {pending.get(one), wished.get(one[1])} - {None}) for one in fleet.items()]
 
     def flush(self, caller: Caller, which: Json, *, engines: bool = False) -> JsonDict:

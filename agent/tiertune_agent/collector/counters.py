@@ -8,7 +8,7 @@ from typing import Any
 
 from tiertune_agent.collector.schema import NUMBER, SQUARE, check
 from tiertune_agent.fields import Json
-from tiertune_agent.records import OBSERVED, Histogram, StageWindow, Value, Window, series
+from tiertune_agent.records import OBSERVED, Histogram, StageWindow, Value, Window, cut, series
 from tiertune_connector.catalogue import BY_NAME
 
 FASTEST = 2.0**43
@@ -61,7 +61,7 @@ def parse(document: Json) -> Reading:
     if not isinstance(store, str) or not store:
         raise TypeError(f"its name is {store!r:.50}")
     check(time_s, NUMBER, "its time")
-    return Reading(store, str(document["boot_id"]), float(time_s), rows)
+    return Reading(cut(store), str(document["boot_id"]), float(time_s), rows)
 
 
 def _value(name: str, cells: list[Any], most: float) -> Value:
@@ -112,7 +112,7 @@ def _placed(name: str, labels: Labels) -> tuple[Place, str]:
     An empty label is the same as none: what concerns a whole tier is one window.
     """
     told = dict(labels)
-    place = told.get("namespace", ""), told.get("model", ""), told.get("tier", "")
+    place = cut(told.get("namespace", "")), told.get("model", ""), cut(told.get("tier", ""))
     return place, series(name, ((label, text) for label, text in labels if label not in ("namespace", "model", "tier")))
 
 

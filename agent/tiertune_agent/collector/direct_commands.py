@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tiertune_agent.collector.schema import UNREAD, check
 from tiertune_agent.fields import Json
-from tiertune_agent.records import Snapshot
+from tiertune_agent.records import Snapshot, cut
 
 AGENT = "tiertune-agent"
 """The agent's name to stores. What it commands has a row already, or a decision."""
@@ -30,10 +30,10 @@ def entries(store: str, writes: object) -> Iterator[Entry]:
         try:
             told, detail = datetime.fromisoformat(write["at"]), write["detail"]
             at = told.astimezone(UTC)
-            who, peer, what, client = (_plain(write[name]) for name in ("who", "source", "what", "client"))
+            who, peer, what, client = (cut(str(write[name])) for name in ("who", "source", "what", "client"))
             check(detail, UNREAD, "detail")
             if told.tzinfo is not None and isinstance(detail, dict) and client != AGENT:
-                yield Entry(at, who, _plain(f"store {store}, {peer}"), what, detail)
+                yield Entry(at, who, cut(f"store {store}, {peer}"), what, detail)
         except (KeyError, OverflowError, TypeError, ValueError):
             continue
 
@@ -42,17 +42,11 @@ class DirectCommands:
     def __init__(self, book: Callable[[Sequence[Entry]], None]) -> None:
         """``book`` writes rows for entries that have none."""
         self._book = book
-        self._seen: set[tuple[datetime, str, str, str]] = set()
+        self._told: list[Entry] = []
 
     def look(self, snapshots: Sequence[Snapshot]) -> None:
-        """Book what is new in the stores' reports."""
+        """Book what stores report, unless it is what they reported last."""
         told = [entry for snapshot in snapshots for entry in entries(snapshot.store, snapshot.writes)]
-        new = [entry for entry in told if entry[:4] not in self._seen]
-        if new:
-            self._book(new)
-        self._seen = {entry[:4] for entry in told}
-
-
-def _plain(told: object) -> str:
-    """Text that can be kept and compared: of a name's length, without what no database takes."""
-    return str(told).encode(errors="replace").decode().replace("\0", "")[:200]
+        if told and told != self._told:
+            self._book(told)
+        self._told = told

@@ -14,7 +14,7 @@ from tiertune_agent.collector.stores import TIMEOUT_S, Heard, Trouble
 from tiertune_agent.collector.targets import ObservedSource
 from tiertune_agent.credentials import Access
 from tiertune_agent.network import at_once, read_whole, said
-from tiertune_agent.records import OBSERVED, Now, Snapshot, Value
+from tiertune_agent.records import OBSERVED, Now, Snapshot, Value, cut
 from tiertune_connector.units import Clock
 
 ACCEPT = {"Accept": "text/plain; version=0.0.4"}
@@ -80,7 +80,7 @@ class Observer:
             raise ValueError("an older process answers than before: several share the address; name each by its own")
         return Snapshot(
             store=source.name,
-            url=source.url,
+            url=cut(source.url),
             boot_id=boot,
             version="",
             at=at,

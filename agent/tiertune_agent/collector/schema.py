@@ -3,6 +3,8 @@
 from math import isfinite
 from typing import Any
 
+from tiertune_agent.records import cut
+
 LEVELS = 100
 """Most levels of a document; far fewer are in any of a store's."""
 EACH = "*"
@@ -52,13 +54,7 @@ def check(told: Any, shape: Any, place: str, levels: int = LEVELS) -> None:  # n
     """
     if not levels and isinstance(told, dict | list):
         raise ValueError(f"it is nested over {LEVELS} levels deep")
-    if isinstance(shape, float):
-        fits = isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told < shape
-    elif shape == UNREAD:
-        fits = not isinstance(told, float) or isfinite(told)
-    else:
-        fits = isinstance(told, type(shape) if isinstance(shape, dict | list) else shape)
-    if not fits:
+    if not _fits(told, shape):
         raise TypeError(f"{place} is {told!r:.50}")
     if isinstance(told, list):
         for one in told:
@@ -69,3 +65,14 @@ def check(told: Any, shape: Any, place: str, levels: int = LEVELS) -> None:  # n
             of = inner.get(name, inner.get(EACH, UNREAD))
             if of != ELSEWHERE and (value is not None or (EACH in inner and isinstance(of, dict))):
                 check(value, of, f"{place}.{name}", levels - 1)
+
+
+def _fits(told: Any, shape: Any) -> bool:  # noqa: ANN401 (JSON)
+    """Whether it is of this shape; what a mapping holds is not looked at, but its names must be as the database's."""
+    if isinstance(shape, float):
+        return isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told < shape
+    if shape == UNREAD:
+        return not isinstance(told, float) or isfinite(told)
+    if isinstance(shape, dict):
+        return isinstance(told, dict) and all(name == cut(name) for name in told)
+    return isinstance(told, type(shape) if isinstance(shape, list) else shape)

@@ -15,7 +15,7 @@ from tiertune_agent.collector.schema import STATUS, TUNING, check
 from tiertune_agent.credentials import PLAIN, Access
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import asked_whole, at_once, json_of, read_whole, said
-from tiertune_agent.records import FLEET, Now, Snapshot, cut
+from tiertune_agent.records import FLEET, Now, Snapshot
 from tiertune_connector.units import Clock
 
 TIMEOUT_S = 3.0
@@ -23,7 +23,6 @@ KEPT_S = 60.0
 """How long an idle connection is kept: from one window to the next, and shorter than stores keep it."""
 AHEAD_S = 60.0
 """More than answers take: a store's clock that gains this much on the agent's between two answers was set."""
-DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class StoreHttp:
     def tuning_of(self, status: Json) -> JsonDict:
         """The tuning that a status names by its version, read unless it was before; errors as of `tuning`."""
         named = status.get("boot_id"), status.get("tuning_version")
-        if None in named or named != self._known[0]:
+        if named != self._known[0]:
             tuning = self.tuning()
             self._known = (named[0], tuning["version"]), tuning
         return self._known[1]
@@ -131,7 +130,7 @@ class Collector:
         met, told = self._met, []
         seen: dict[str, str] = {}
         for url, answer in zip(met, at_once(self._ask, met), strict=True):
-            first = seen.setdefault(cut(answer.store), url)  # the database cannot tell others apart
+            first = seen.setdefault(answer.store, url)
             if first == url:
                 gone = url in self.roster.former
                 told.append(replace(answer, gone=gone) if isinstance(answer, Trouble) else answer)
@@ -193,7 +192,7 @@ class Collector:
 
     def _misnamed(self, url: str, name: str) -> str:
         """What is wrong with the name that a store gives itself; empty: nothing, and it is called so from now on."""
-        if cut(name) == FLEET:
+        if name == FLEET:
             return f"{FLEET}, which stands for the whole fleet: give it another name"
         listed = self.roster.stores[url].name
         if listed and name != listed:
@@ -230,10 +229,7 @@ class Collector:
 
 
 def _odd(passed_s: float, asked_s: float) -> str:
-    """What is wrong with a clock on which ``passed_s`` passed, and ``asked_s`` on the agent's; empty: nothing.
-
-    If the agent's own went back, nobody knows, unless more than a day passed.
-    """
+    """What is wrong with a clock on which ``passed_s`` passed, and ``asked_s`` on the agent's; empty: nothing."""
     if passed_s <= 0:
         return "stands still or went back"
-    return "was set ahead" if passed_s > (asked_s + AHEAD_S if asked_s > 0 else DAY_S) else ""
+    return "was set ahead" if passed_s > asked_s + AHEAD_S else ""

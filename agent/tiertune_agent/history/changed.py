@@ -10,7 +10,7 @@ from sqlalchemy.orm import aliased
 
 from tiertune_agent.history.models import DecisionRow, VerdictRow
 from tiertune_agent.history.sessions import OfHistory
-from tiertune_agent.records import CHANGED, FLEET, STANDING, Decision, Made, State, Target, cut
+from tiertune_agent.records import CHANGED, FLEET, STANDING, Decision, Made, State, Target
 from tiertune_agent.tuners.remote_fetch import FIELD, protects
 
 _FIELD = ("tuner", "store", "tier", "namespace", "field")
@@ -28,8 +28,7 @@ Where = tuple[str, str, str]
 
 
 def place(tuner: str, target: Target) -> Place:
-    """The place, with names cut as in rows."""
-    return cut(tuner), cut(target.store), cut(target.tier), cut(target.namespace)
+    return tuner, target.store, target.tier, target.namespace
 
 
 class Changed(OfHistory):
@@ -51,7 +50,7 @@ class Changed(OfHistory):
         for row in self._rows(query.where(told).order_by(DecisionRow.id)):
             found[row.tuner, row.store, row.tier, row.namespace] = made = _made(row)
             for step in row.split or ():
-                at = row.tuner, cut(step["store"]), step["tier"], ""
+                at = row.tuner, step["store"], step["tier"], ""
                 split[at] = Made(step["field"], step["from"], step["to"], made.at)
         later = {at: made for at, made in split.items() if at not in found or found[at].at < made.at}
         return found | later

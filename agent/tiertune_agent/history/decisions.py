@@ -1,4 +1,7 @@
-"""Change control in SQL: decisions, which move from state to state, with what stores should have; their verdicts."""
+"""Change control in SQL: decisions, which move from state to state, with what stores should have; their verdicts.
+
+Also what tuners answered last.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -10,11 +13,11 @@ from sqlalchemy import ColumnExpressionArgument, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import JsonDict, in_force, replaced
-from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, DecisionRow, StoreRow, VerdictRow
+from tiertune_agent.history.models import LATELY_ID, LATELY_STATE, AnswerRow, DecisionRow, StoreRow, VerdictRow
 from tiertune_agent.history.rows import decision_of, decision_row
-from tiertune_agent.history.sessions import OfHistory, Sessions, altered
-from tiertune_agent.records import CHANGED, JUDGED, STANDING, Decision, State, Target, cut, grouped, parts
-from tiertune_agent.tuners.base import Proposal
+from tiertune_agent.history.sessions import OfHistory, Sessions, altered, renew
+from tiertune_agent.records import CHANGED, JUDGED, STANDING, Decision, State, Target, grouped, parts
+from tiertune_agent.tuners.base import Answer, Proposal
 from tiertune_agent.tuners.remote_fetch import FIELD
 from tiertune_agent.verdicts.verdict import Verdict
 
@@ -104,8 +107,7 @@ class Decisions(OfHistory):
 
     def in_state(self, *states: State) -> list[Decision]:
         """All decisions in these states, newest first; meant for states that decisions do not stay in."""
-        query = select(DecisionRow).where(DecisionRow.state.in_(states))
-        return self._decided(query.order_by(DecisionRow.id.desc()))
+        return self.find(states=states, limit=None)
 
     def expire(self, decision: Decision, why: str, *, now: datetime) -> None:
         """Expire an open proposal that is no longer wished."""
@@ -134,7 +136,7 @@ class Decisions(OfHistory):
         self,
         *which: ColumnExpressionArgument[bool],
         states: Collection[str] = (),
-        limit: int = 200,
+        limit: int | None = 200,
         since: datetime | None = None,
     ) -> list[Decision]:
         """Decisions, newest first; without ``states``, in any; without ``since``, whenever they were updated."""
@@ -200,6 +202,32 @@ class Verdicts(OfHistory):
             session.add(_verdict_row(decision, stands, verdict.reason, verdict.evidence, now))
 
 
+class Answers(OfHistory):
+    """The tuners' latest answers."""
+
+    def remember(self, told: Iterable[tuple[str, Target, Answer]], now: datetime) -> None:
+        """Keep the newest answer of each tuner and target, even if it is no change."""
+        rows = [
+            {
+                "tuner": tuner,
+                "store": target.store,
+                "tier": target.tier,
+                "namespace": target.namespace,
+                "at": now,
+                "change": isinstance(answer, Proposal),
+                "reason": answer.reason,
+            }
+            for tuner, target, answer in told
+        ]
+        with self._session() as session:
+            renew(session, AnswerRow, rows)
+
+    def newest(self) -> list[JsonDict]:
+        query = select(AnswerRow).order_by(AnswerRow.store, AnswerRow.tuner, AnswerRow.tier, AnswerRow.namespace)
+        columns = ("tuner", "store", "tier", "at", "change", "reason")
+        return [{"pool": row.namespace, **row.told(*columns)} for row in self._all(query)]
+
+
 def _verdict_row(
     decision: Decision, verdict: str, reason: str, evidence: Mapping[str, Any], at: datetime
 ) -> VerdictRow:
@@ -208,7 +236,7 @@ def _verdict_row(
 
 def _expect(session: Session, part: Decision, now: datetime, *, undone: bool) -> None:
     """From now on the store should have what was decided; or, undone, what was before, unless that changed since."""
-    row = session.get(StoreRow, cut(part.target.store), with_for_update=True)
+    row = session.get(StoreRow, part.target.store, with_for_update=True)
     if row and row.expected and (not undone or in_force(row.expected, part.field) == part.after):
         row.expected = replaced(row.expected, part.field, part.before if undone else part.after)
         row.expected_at = now

@@ -11,7 +11,6 @@ from tiertune_agent.collector.direct_commands import Entry
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.history.models import AuditRow, FreezeRow, IncidentRow, PolicyRevisionRow
 from tiertune_agent.history.sessions import OfHistory
-from tiertune_agent.records import cut
 
 log = logging.getLogger(__name__)
 
@@ -22,15 +21,14 @@ class Journal(OfHistory):
 
         Opening and closing are logged, with messages as literals, because they hold what others wrote.
         """
-        messages = {(cut(kind), cut(store)): message for (kind, store), message in told.items()}
-        kinds, stores = ({place[part] for place in messages} for part in (0, 1))  # both: the index begins with them
+        kinds, stores = ({place[part] for place in told} for part in (0, 1))  # both: the index begins with them
         query = select(IncidentRow).where(
             IncidentRow.kind.in_(kinds), IncidentRow.store.in_(stores), IncidentRow.closed_at.is_(None)
         )
         moved: list[tuple[Any, ...]] = []
         with self._session() as session:
             here = {(row.kind, row.store): row for row in session.scalars(query)}
-            for (kind, store), message in messages.items():
+            for (kind, store), message in told.items():
                 row = here.get((kind, store))
                 if row and message:
                     row.message, row.last_seen = message, now

@@ -6,13 +6,13 @@ from itertools import groupby
 from operator import attrgetter
 from statistics import fmean
 
-from sqlalchemy import func, insert, inspect, select, update
+from sqlalchemy import func, inspect, select
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.history.models import LedgerRow
-from tiertune_agent.history.sessions import OfHistory
-from tiertune_agent.records import Rates, Window, cut, sum_known
+from tiertune_agent.history.sessions import OfHistory, renew
+from tiertune_agent.records import Rates, Window, sum_known
 from tiertune_agent.verdicts.holdout import COUNTER, GROUPS, added, measured, sums
 from tiertune_agent.verdicts.ledger import Entry, entry, hour_of
 
@@ -45,19 +45,16 @@ class Ledger(OfHistory):
 def book(session: Session, windows: Iterable[tuple[Window, Rates]], shares: Mapping[str, str]) -> Booked:
     """Add windows to their hours; returns their entries. ``shares``: the share held out meanwhile, by store."""
     entries = [(window, booked) for window, rates in windows if (booked := entry(window, rates))]
-    rows = _rows(session, entries) if entries else {}
-    known = set(rows)
+    rows = _rows(session, entries)
     add_up(rows, entries, shares)
-    for statement, places in ((insert(LedgerRow), rows.keys() - known), (update(LedgerRow), known)):
-        if places:
-            session.execute(statement, [{name: getattr(rows[place], name) for name in COLUMNS} for place in places])
+    renew(session, LedgerRow, [{name: getattr(row, name) for name in COLUMNS} for row in rows.values()])
     return entries
 
 
 def add_up(rows: dict[Place, LedgerRow], entries: Booked, shares: Mapping[str, str]) -> None:
     """Add entries to existing rows, or to new ones where there is none."""
     for window, booked in entries:
-        place = booked.hour, cut(window.store), cut(window.namespace), cut(window.tier)
+        place = booked.hour, window.store, window.namespace, window.tier
         if place not in rows:
             rows[place] = _empty(*place)
         _add(rows[place], booked)

@@ -27,9 +27,9 @@ LAST = datetime.max.replace(tzinfo=UTC)
 class Measured(OfHistory):
     """Windows come in through `History`."""
 
-    def windows(self, store: str, *, tier: str, namespace: str = "", limit: int = MOST_OF_TIER) -> list[Window]:
-        """The last windows of one tier or pool, oldest first, without histograms."""
-        return self._windows(_of_place(WindowRow, store, tier, namespace).limit(limit), histograms=False)
+    def windows(self, store: str, *, tier: str) -> list[Window]:
+        """The last windows of a whole tier, oldest first, without histograms."""
+        return self._windows(_of_place(WindowRow, store, tier, "").limit(MOST_OF_TIER), histograms=False)
 
     def fleet_windows(self, stores: Collection[str], since: datetime, until: datetime = LAST) -> list[Window]:
         """Windows of all tiers and pools of these stores that began by ``until``, oldest first."""

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from tiertune_agent.history.models import AnswerRow, HourRow, ProspectRow, StageWindowRow, StoreRow, WindowRow
 from tiertune_agent.history.rollup import LATE, NEVER, fold, sum_up
-from tiertune_agent.history.sessions import OfHistory, altered
+from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import FLEET
 from tiertune_agent.verdicts.ledger import hour_of
 
@@ -59,33 +59,31 @@ class Retention(OfHistory):
                     session.execute(delete(kind).filter_by(store=store))
                 session.delete(row)
 
-    def prune(self, now: datetime, keep: timedelta) -> int:
+    def prune(self, now: datetime, keep: timedelta) -> None:
         """Drop windows older than ``keep``, prospects older than a fortnight, hours and days older than a year.
 
-        Windows not summed up yet stay. Answers go after a fortnight: they are about what no longer exists. Returns how
-        many rows went.
+        Windows not summed up yet stay. Answers go after a fortnight: they are about what no longer exists.
         """
-        dropped, year, fortnight = 0, now - max(keep, YEAR), now - max(keep, FORTNIGHT)
+        year, fortnight = now - max(keep, YEAR), now - max(keep, FORTNIGHT)
         for kind, before in ((WindowRow, now - keep), (StageWindowRow, now - keep), (HourRow, year)):
             summed = (WindowRow.start < StoreRow.summed_until,) if kind is WindowRow else ()
             for store in self._stores(StoreRow.name, _any(kind, kind.start < before, *summed)):
                 with self._session() as session:
                     until = session.get_one(StoreRow, store).summed_until if summed else None
-                dropped += self._shed(kind, store, min(before, until or before))
+                self._shed(kind, store, min(before, until or before))
         with self._session() as session:
-            dropped += altered(session, delete(ProspectRow).where(ProspectRow.start < fortnight))
-            dropped += altered(session, delete(AnswerRow).where(AnswerRow.at < fortnight))
-        return dropped
+            session.execute(delete(ProspectRow).where(ProspectRow.start < fortnight))
+            session.execute(delete(AnswerRow).where(AnswerRow.at < fortnight))
 
-    def _shed(self, kind: type[WindowRow | StageWindowRow | HourRow], store: str, before: datetime) -> int:
-        """Drop the store's rows that began before that time, the oldest first; returns how many went."""
-        old, dropped = (kind.store == store, kind.start < before), 0
+    def _shed(self, kind: type[WindowRow | StageWindowRow | HourRow], store: str, before: datetime) -> None:
+        """Drop the store's rows that began before that time, the oldest first."""
+        old = kind.store == store, kind.start < before
         while True:
             with self._session() as session:
                 first = session.scalar(select(kind.start).where(*old).order_by(kind.start).limit(1))
                 if first is None:
-                    return dropped
-                dropped += altered(session, delete(kind).where(*old, kind.start < first + AT_ONCE))
+                    return
+                session.execute(delete(kind).where(*old, kind.start < first + AT_ONCE))
 
     def _repeat(
         self, step: Callable[[Session, StoreRow, datetime], bool], until: datetime, stores: Sequence[str], most: int

@@ -42,13 +42,11 @@ def add_late(session: Session, windows: Iterable[Window]) -> None:
     """Add windows to hours that are summed up already: those of a store that comes back began when last seen."""
     for window in windows:
         hour = hour_of(window.start)
-        place = {"store": window.store, "tier": window.tier, "namespace": window.namespace}
-        row = session.scalars(select(HourRow).filter_by(**place, start=hour)).first()
-        if row is None:
-            session.add(hour_row(summed([window], hour)))
-        else:
-            whole = hour_row(summed([window_of(row), window], hour))
-            row.seconds, row.counters = whole.seconds, whole.counters
+        place = select(HourRow).filter_by(store=window.store, tier=window.tier, namespace=window.namespace)
+        parts = session.scalars(place.filter_by(start=hour)).all()
+        session.add(hour_row(summed([*map(window_of, parts), window], hour)))
+        for part in parts:
+            session.delete(part)
 
 
 def fold(session: Session, store: StoreRow, before: datetime) -> bool:

@@ -1,11 +1,12 @@
 """Transactions: whole or rolled back, fenced before their first write."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Executable, Select, UpdateBase, event
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DatabaseError as Damaged
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -13,9 +14,11 @@ from sqlalchemy.orm import ORMExecuteState, Session, sessionmaker
 
 from tiertune_agent.fields import JsonDict
 from tiertune_agent.history.database import DatabaseError, cause, shown
+from tiertune_agent.history.models import Base
 from tiertune_agent.history.rows import decision_of
 from tiertune_agent.records import Decision
 
+_INSERTS: Mapping[str, Callable[..., Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeout)
 
 
@@ -73,11 +76,6 @@ class OfHistory:
         with self._session() as session:
             return session.execute(query).all()
 
-    def _do(self, *changes: Executable) -> None:
-        with self._session() as session:
-            for change in changes:
-                session.execute(change)
-
     def _told(self, query: Select[Any], *columns: str) -> list[JsonDict]:
         """These columns of each row, ready for JSON."""
         return [row.told(*columns) for row in self._all(query)]
@@ -91,3 +89,11 @@ def altered(session: Session, change: UpdateBase) -> int:
     """Make a change in the database alone, not in what the session has read; returns how many rows it met."""
     made = session.execute(change.execution_options(synchronize_session=False))
     return int(getattr(made, "rowcount", 0))
+
+
+def renew(session: Session, table: type[Base], rows: Sequence[JsonDict]) -> None:
+    """Write whole rows, also in place of those of the same keys; others may do so at the same time."""
+    if rows:  # by the table itself: of the class, rows with other columns unknown would be statements of their own
+        newer = _INSERTS[session.get_bind().dialect.name](table.__table__)
+        keys = table.__table__.primary_key
+        session.execute(newer.on_conflict_do_update(index_elements=keys, set_=newer.excluded), rows)

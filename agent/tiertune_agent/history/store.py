@@ -10,9 +10,8 @@ from sqlalchemy import Connection, Engine, delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from tiertune_agent.fields import read
-from tiertune_agent.history.answers import INSERTS, Answers
 from tiertune_agent.history.changed import Changed
-from tiertune_agent.history.decisions import Decisions, Verdicts
+from tiertune_agent.history.decisions import Answers, Decisions, Verdicts
 from tiertune_agent.history.journal import Journal
 from tiertune_agent.history.ledger import Booked, Ledger, book
 from tiertune_agent.history.measured import Measured
@@ -20,38 +19,14 @@ from tiertune_agent.history.models import AnswerRow, IncidentRow, StageWindowRow
 from tiertune_agent.history.retention import Retention
 from tiertune_agent.history.rollup import NEVER, add_late, over
 from tiertune_agent.history.rows import window_columns
-from tiertune_agent.history.sessions import OfHistory, Sessions, altered
-from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window, cut
+from tiertune_agent.history.sessions import OfHistory, Sessions, altered, renew
+from tiertune_agent.records import FLEET, OBSERVED, Expectation, Rates, Snapshot, Window
 from tiertune_agent.tuners.gate_settings import HOLDOUT
 from tiertune_agent.tuners.remote_fetch import candidates
 
 _STATE = ("url", "boot_id", "version", "status", "tuning")
 NOWHERE = ""
 """Address of a store when another store answers at its former one."""
-
-
-class Wishes(OfHistory):
-    """Bypass wishes, on or off, for stores that never answered, by address, until they have received them."""
-
-    def of(self, urls: Collection[str]) -> dict[str, bool]:
-        """The wishes kept for these addresses."""
-        kept = {row.url: row.bypass for row in self._all(select(WishRow))}
-        return {url: kept[cut(url)] for url in urls if cut(url) in kept}
-
-    def keep(self, url: str, *, on: bool) -> None:
-        """Keep a wish; it replaces an earlier one."""
-        with self._session() as session:
-            _keep(session, url, on=on)
-
-    def drop(self, url: str) -> None:
-        """Drop the wish."""
-        self._do(delete(WishRow).filter_by(url=url))
-
-
-def _keep(session: Session, url: str, *, on: bool) -> None:
-    """In one statement: others may keep or drop the wish for this address at the same time."""
-    row = INSERTS[session.get_bind().dialect.name](WishRow).values(url=url, bypass=on)
-    session.execute(row.on_conflict_do_update(index_elements=("url",), set_={"bypass": on}))
 
 
 class History(OfHistory):
@@ -71,7 +46,6 @@ class History(OfHistory):
         self.changed = Changed(self._session)
         self.answers = Answers(self._session)
         self.journal = Journal(self._session)
-        self.wishes = Wishes(self._session)
 
     def close(self) -> None:
         self._engine.dispose()
@@ -86,8 +60,6 @@ class History(OfHistory):
         ``booked`` are windows of no store, which go into the ledger only. Takes as many statements for many stores as
         for one.
         """
-        if not told and not booked:
-            return ()
         snapshots = [snapshot for snapshot, _ in told]
         windows = [(window, rates) for snapshot, rates in told for window in snapshot.windows]
         stages = [dict(vars(stage)) for snapshot in snapshots for stage in snapshot.stages]
@@ -97,7 +69,7 @@ class History(OfHistory):
             summed = _write_stores(session, snapshots)
             if windows:
                 session.execute(insert(WindowRow), [window_columns(window) for window, _ in windows])
-                late_ones = [window for window, _ in windows if window.start < (summed.get(cut(window.store)) or NEVER)]
+                late_ones = [window for window, _ in windows if window.start < (summed.get(window.store) or NEVER)]
                 add_late(session, late_ones)
             if stages:
                 session.execute(insert(StageWindowRow), stages)
@@ -105,14 +77,12 @@ class History(OfHistory):
 
     def expectations(self, stores: Iterable[str]) -> dict[str, Expectation]:
         """The tuning expected of stores that were seen."""
-        names = {cut(store): store for store in stores}
         columns = (StoreRow.name, StoreRow.expected, StoreRow.expected_at, StoreRow.differs_since)
-        there = StoreRow.name.in_(names)
+        there = StoreRow.name.in_(stores)
         with self._session() as session:
             for row in session.scalars(select(StoreRow).where(there, StoreRow.expected_at.is_(None))):
                 row.expected, row.expected_at = row.tuning, row.last_seen  # as schemas before 0010 leave it
-            found: Sequence[Any] = session.execute(select(*columns).where(there)).all()
-        return {names[name]: Expectation(*told) for name, *told in found}
+            return {name: Expectation(*told) for name, *told in session.execute(select(*columns).where(there))}
 
     def expect(self, anew: Mapping[str, tuple[datetime, Expectation]]) -> None:
         """Set what is expected of stores; not where another was set meanwhile than that known since then."""
@@ -141,7 +111,9 @@ class History(OfHistory):
     def forget(self, store: str) -> None:
         """Delete a store's state, and close its incidents; its decisions stay."""
         closed = update(IncidentRow).filter_by(store=store, closed_at=None)
-        self._do(delete(StoreRow).filter_by(name=store), closed.values(closed_at=IncidentRow.last_seen))
+        with self._session() as session:
+            session.execute(delete(StoreRow).filter_by(name=store))
+            session.execute(closed.values(closed_at=IncidentRow.last_seen))
 
     def leave_out(self, called: Collection[str]) -> set[str]:
         """Close the incidents of what is at no address of ``named``, unless it is ``called`` so; returns what stays.
@@ -160,8 +132,12 @@ class History(OfHistory):
                 session.execute(delete(WishRow).filter_by(url=url))  # in the order in which all lock them
         return names
 
+    def wishes(self, urls: Collection[str]) -> dict[str, bool]:
+        """The bypass, on or off, wished of stores that never answered, by address, until they have heard it."""
+        return {row.url: row.bypass for row in self._all(select(WishRow).where(WishRow.url.in_(urls)))}
+
     def wish_bypass(self, stores: Mapping[str, str], *, on: bool) -> None:
-        """Remember what these stores, by name and address, have not acknowledged yet.
+        """Remember what these stores, by name and address, have not acknowledged yet; if off, that it is not of all.
 
         Where another one, or none, answered at the address last, it is for whoever will answer there.
         """
@@ -170,6 +146,8 @@ class History(OfHistory):
             wished = update(StoreRow).values(pending_bypass=on)
             there = sorted(stores.items())
             known = {name for name, url in there if altered(session, wished.filter_by(name=name, url=url))}
+            if not on:
+                session.execute(delete(WishRow).filter_by(url=FLEET))
             for name, url in sorted(there, key=itemgetter(1)):
                 if name in known:
                     session.execute(delete(WishRow).filter_by(url=url))
@@ -177,7 +155,7 @@ class History(OfHistory):
                     _keep(session, url, on=on)
 
     def wish_bypass_of_all(self, *, on: bool) -> None:
-        """Wish it of all stores that were ever seen.
+        """Wish it of all stores that were ever seen; if on, of new ones, too.
 
         Those that left hear it under their names: another store may have the address by then.
         """
@@ -189,13 +167,16 @@ class History(OfHistory):
             if self.named:
                 left = StoreRow.name.in_(ours), StoreRow.url.not_in(self.named())
                 session.execute(update(StoreRow).where(*left).values(url=NOWHERE))
+            session.execute(delete(WishRow).filter_by(url=FLEET))
+            if on:
+                _keep(session, FLEET, on=True)
 
     def acknowledge_bypass(self, heard: Iterable[tuple[str, str, bool]]) -> None:
         """Note that who answers there has it, as its next answer will say. Another wish that came meanwhile stays.
 
         ``heard``: name and address of each store, and whether it is on.
         """
-        told = {cut(name): (url, on) for name, url, on in heard}
+        told = {name: (url, on) for name, url, on in heard}
         with self._session() as session:
             # First, which locks the rows: what a round writes meanwhile is read here.
             wished = update(StoreRow).values(pending_bypass=None)
@@ -210,16 +191,21 @@ class History(OfHistory):
                 session.execute(delete(WishRow).filter_by(url=url, bypass=on))
 
 
+def _keep(session: Session, url: str, *, on: bool) -> None:
+    """In one statement: others may keep or drop the wish for this address at the same time."""
+    renew(session, WishRow, [{"url": url, "bypass": on}])
+
+
 def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, datetime | None]:
     """Write the state of each; returns until when the windows of already known stores are summed up."""
-    names = [cut(snapshot.store) for snapshot in snapshots]
+    names = [snapshot.store for snapshot in snapshots]
     columns = (StoreRow.name, StoreRow.summed_until, StoreRow.candidates)
     known = {row.name: row for row in session.execute(select(*columns).where(StoreRow.name.in_(names)))}
     bypassed = session.get(WishRow, FLEET) and True
     served = _served_again(session, snapshots) if bypassed else {}
     new, old = list[dict[str, Any]](), list[dict[str, Any]]()
     for one in snapshots:
-        row = known.get(cut(one.store))
+        row = known.get(one.store)
         remote = (window for window in one.windows if window.tier == "remote")
         state = {"name": one.store, "last_seen": one.at, **{name: getattr(one, name) for name in _STATE}}
         state["candidates"] = candidates((row and row.candidates) or (), remote)
@@ -260,17 +246,15 @@ def _served_again(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
 
     Lifting it makes a later version; a store that lost its state begins with the first one.
     """
-    found = {cut(one.store): one.tuning for one in snapshots if one.tuning.get("bypass") is False}
+    found = {one.store: one.tuning for one in snapshots if one.tuning.get("bypass") is False}
     known = session.execute(select(StoreRow.name, StoreRow.tuning).where(StoreRow.name.in_(found)))
     return {name: found[name].get("version", 0) > was.get("version", 0) for name, was in known if was.get("bypass")}
 
 
 def _hold_or_lift(session: Session, served: Mapping[str, bool]) -> None:
     """All were bypassed: who lost its state hears it as a new one does; lifted by hand, it holds for no new one."""
-    fleet = select(WishRow).filter_by(url=FLEET)
-    lost = sorted(name for name, lifted in served.items() if not lifted)
-    for name in lost:  # if it still is wished: their rows are locked by now
-        held = update(StoreRow).where(StoreRow.name == name, fleet.exists()).values(pending_bypass=True)
-        altered(session, held)
+    lost = [name for name, lifted in served.items() if not lifted]
+    still = select(WishRow).filter_by(url=FLEET).exists()  # their rows are locked by now
+    altered(session, update(StoreRow).where(StoreRow.name.in_(lost), still).values(pending_bypass=True))
     if len(lost) < len(served):
         altered(session, delete(WishRow).filter_by(url=FLEET))

@@ -6,6 +6,7 @@ Every command has a time-out. No message carries a password.
 """
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -25,6 +26,7 @@ from tiertune_connector.addresses import listed, parse_addresses
 from tiertune_connector.documents import DocumentError
 from tiertune_connector.units import Clock
 
+log = logging.getLogger(__name__)
 KIND = "remote_unmanaged"
 """Kind of incident: the remote ought to be managed, but cannot be."""
 UNNAMED = (
@@ -71,6 +73,8 @@ class Remote:
         self._steady_s = steady_s
         self._asked_s: float | None = None
         """When it was last asked, whether it answered or not."""
+        self._silent = False
+        """Whether a server did not answer when it was last read."""
         self._permits = False
         """Whether no server refused when last asked, nor a change since."""
 
@@ -91,20 +95,27 @@ class Remote:
     def read(self, at: datetime) -> Heard:
         """What it is set to and holds now, as a store would tell it; Trouble if one server does not answer.
 
-        From the second reading on, it includes the window since the last one, for the ledger.
+        From the second reading on, it includes the window since the last one, for the ledger. When it falls silent, and
+        when it answers again, is logged: where it is not managed, that is no incident.
         """
         asked_s, self._asked_s = self._asked_s, self._steady_s()
         seconds = 0.0 if asked_s is None else self._asked_s - asked_s
         try:
             held = self._held()
         except httpx.TransportError as error:
+            if not self._silent:
+                log.warning("the remote does not answer, so its gauges and its rent are left out: %s", error)
+            self._silent = True
             return Trouble(FLEET, KIND, str(error))
+        if self._silent:
+            log.info("the remote answers")
+        self._silent = False
         tuning = _document(held)
         state = _state(held, tuning["remote"]["capacity_bytes"])
         return Snapshot(
             store=FLEET,
             url=self.url,
-            boot_id=held[0].run_id if len(held) == 1 else f"{crc32(''.join(one.run_id for one in held).encode()):08x}",
+            boot_id=f"{crc32(''.join(one.run_id for one in held).encode()):08x}",
             version=", ".join(sorted({one.version for one in held})),
             at=at,
             status={"tiers": {"remote": state}},
@@ -134,8 +145,7 @@ class Remote:
                 server.set(name, value)
             except redis.ResponseError as error:
                 self._permits = False
-                told = f"{server.name}: {error}{_set_back(made)}" if len(self._servers) > 1 else str(error)
-                return _answer(httpx.codes.UNPROCESSABLE_ENTITY, told)
+                return _answer(httpx.codes.UNPROCESSABLE_ENTITY, f"{server.name}: {error}{_set_back(made)}")
             except redis.RedisError as error:  # it may have been set all the same; of one server that is seen later
                 doubted = [change] if len(self._servers) > 1 else []
                 raise _away(error, f"{server.name}: {said(error)}{_set_back(made, doubted)}") from error
@@ -167,11 +177,10 @@ def shares(capacity: int | None, servers: int) -> list[int]:
 
 def _changes(servers: Sequence[RedisServer], held: Sequence[ServerMemory], old: Json, new: Json) -> Iterator[Change]:
     """Settings that must be as told. Servers of unequal sizes stay so until the sum changes."""
-    if new["capacity_bytes"] != old["capacity_bytes"]:
-        for server, one, share in zip(servers, held, shares(new["capacity_bytes"], len(servers)), strict=True):
+    for server, one, share in zip(servers, held, shares(new["capacity_bytes"], len(servers)), strict=True):
+        if new["capacity_bytes"] != old["capacity_bytes"]:
             yield server, MAXMEMORY, one.maxmemory, share
-    if new["policy"] != old["policy"]:
-        for server, one in zip(servers, held, strict=True):
+        if new["policy"] != old["policy"]:
             yield server, POLICY, one.policy, new["policy"]
 
 

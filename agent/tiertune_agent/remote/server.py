@@ -66,15 +66,15 @@ class RedisServer:
     def held(self) -> ServerMemory:
         """What the server answers now; redis.InvalidResponse if no Redis would answer that."""
         try:
-            memory, stats, server = (self._redis.info(section) for section in ("memory", "stats", "server"))
+            told = self._redis.info()
             return ServerMemory(
                 server=self.name,
-                maxmemory=int(memory["maxmemory"]),
-                policy=str(memory["maxmemory_policy"]),
-                used_bytes=int(memory["used_memory"]),
-                evicted_keys=int(stats["evicted_keys"]),
-                run_id=str(server["run_id"]),
-                version=str(server["redis_version"]),
+                maxmemory=int(told["maxmemory"]),
+                policy=str(told["maxmemory_policy"]),
+                used_bytes=int(told["used_memory"]),
+                evicted_keys=int(told["evicted_keys"]),
+                run_id=str(told["run_id"]),
+                version=str(told["redis_version"]),
             )
         except (KeyError, ValueError, TypeError) as error:
             raise redis.InvalidResponse(f"answers what no Redis answers: {error!r}") from error

@@ -96,7 +96,7 @@ class Managed:
         told = f"DRAM of all hosts has {format_size(dram)} and the remote {format_size(capacity)}"
         told += f", the budget leaves them {format_size(split.budget)}"
         if self.spare:
-            return Proposal(REMOTE_CAPACITY, capacity, self._left(dram), told)
+            return Proposal(REMOTE_CAPACITY, capacity, _left(split, dram), told)
         left, local = max(0, (self.rule.budgets.total or 0) - capacity), dram + held(self.fleet, "disk")
         before, after = dram // split.hosts, left * dram // max(1, local) // split.hosts
         return Proposal(DRAM, before, after, told) if after < (1 - LITTLE) * before else None
@@ -121,19 +121,13 @@ class Managed:
         if split is None or not steps:
             return NoChange(f"no host may change; wished {proposal.before} to {proposal.after}: {proposal.reason}")
         dram = now + sum(step["to"] - step["from"] for step in steps)
-        remote = _within(self._left(dram), capacity, sizes.min.remote, sizes.max.remote)
+        remote = _within(_left(split, dram), capacity, sizes.min.remote, sizes.max.remote)
         if remote != capacity:
             steps.append(_step(REMOTE, REMOTE_CAPACITY, capacity, remote))
         steps.sort(key=lambda step: bool(step["to"] > step["from"]))
         told = f"{proposal.reason}; remote {format_size(capacity)} to {format_size(remote)}"
         evidence = {**proposal.evidence, "split": steps}
         return replace(proposal, after=dram // split.hosts, reason=told, evidence=evidence)
-
-    def _left(self, dram: int) -> int:
-        """Bytes of the budget that DRAM leaves to the remote; of what rounding leaves none: a byte holds nothing."""
-        split = self.budget
-        left = split.budget - dram if split else 0
-        return left if left > 2 * len(self.fleet) else 0
 
     def _hosts(self, factor: float | None, each: int) -> Iterator[JsonDict]:
         """Steps in which hosts keep their proportions, within what the policy allows each."""
@@ -145,6 +139,12 @@ class Managed:
             after = _within(wanted, before, sizes.min.dram, sizes.max.dram)
             if after != before:
                 yield _step(target, DRAM, before, after)
+
+
+def _left(split: Split, dram: int) -> int:
+    """Bytes of the budget that DRAM leaves to the remote; of what rounding leaves none: a byte holds nothing."""
+    left = split.budget - dram
+    return left if left > 2 * split.hosts else 0
 
 
 def host(snapshot: Snapshot) -> Target:

@@ -66,7 +66,7 @@ class Views:
                 for kind, at in (("stores", named), ("sources", self.sources))
             },
             "bypass_unheard": [
-                {"name": named[url], "url": url, "on": on} for url, on in self.history.wishes.of(named).items()
+                {"name": named[url], "url": url, "on": on} for url, on in self.history.wishes(named).items()
             ],
             "remote": {**_remote(remote), **of_fleet.document()} if remote else None,
             "answers": self._answers(stores),
