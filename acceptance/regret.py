@@ -130,7 +130,7 @@ def regret(
 
     def ttft_s(fleet: FleetPools, conductor: Any = None) -> Seconds:  # noqa: ANN401 (of the replay)
         found = contents(traffic.trace, replay.scenario, traffic.hosts, fleet, conductor)
-        return np.array(Play(replay.world, "rule").all(found).ttft_s)
+        return np.array(Play(replay, "rule").all(found).ttft_s)
 
     still = {share: ttft_s(replay.fleet(replay.split(share))) for share in SHARES}
     fleet = replay.fleet(replay.split(0.5))

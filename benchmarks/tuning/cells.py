@@ -67,7 +67,7 @@ def _cell(replay: Replay, kept: dict[Sizes, list[ReplayedRequest]], policy: Poli
     runs = {name: replay.run(name) for name in OTHERS}
     agent, tally = conduct(replay, policy)
     runs["tuned"] = replay.report(tally, split=agent.split)
-    baseline = Play(replay.world, "always").all(kept[replay.split(START)])
+    baseline = Play(replay, "always").all(kept[replay.split(START)])
     period_s = replay.scenario.period_s
     periods = Counter((int(change.at_s // period_s), change.target.tier) for change in agent.changes)
     return {

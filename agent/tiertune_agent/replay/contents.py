@@ -19,12 +19,11 @@ _STICKY = np.uint64(0x9E3779B97F4A7C15)
 
 
 class ReplayedRequest(NamedTuple):
-    """One request and the tiers of its longest gapless prefix; the first ``computed`` chunks are on the GPU."""
+    """One request and the tiers of its longest gapless prefix."""
 
     at_s: float
     """Seconds from the first request."""
     prompt_tokens: int
-    computed: int
     tiers: list[str]
     engine: int = 0
 
@@ -73,7 +72,7 @@ def contents(
     change the fleet then. The next of ``engines`` is read only then, too, as it may depend on the outcome of earlier
     requests.
     """
-    requests = zip(arrivals(trace, scenario), trace.input_len.tolist(), trace.keys, engines, strict=True)
+    requests = zip(arrivals(trace, scenario), trace.input_len.tolist(), trace.chains, engines, strict=True)
     by_hand = sorted(((event.at_s, event.by_hand) for event in scenario.events if event.by_hand), key=itemgetter(0))
     for index, (at_s, prompt, chain, engine) in enumerate(requests):
         while by_hand and by_hand[0][0] <= at_s:
@@ -83,8 +82,8 @@ def contents(
             _do(change, fleet)
         if conductor is not None:
             conductor.request(index, at_s, engine)
-        computed, tiers = fleet.find(engine, chain)
-        yield ReplayedRequest(at_s, prompt, computed, tiers, engine)
+        tiers = fleet.find(engine, chain)
+        yield ReplayedRequest(at_s, prompt, tiers, engine)
         fleet.write_through(engine, chain, tiers)
 
 

@@ -36,14 +36,13 @@ class FleetPools:
         self.disk_pools = [SimulatedPool(capacities.disk, capacities.disk_eviction) for _ in nodes]
         self.remote_pool = SimulatedPool(capacities.remote, capacities.remote_eviction)
 
-    def find(self, engine: int, chain: Sequence[Key]) -> tuple[int, list[str]]:
-        """How many leading chunks are on the GPU, and the tier of each chunk before the first miss."""
+    def find(self, engine: int, chain: Sequence[Key]) -> list[str]:
+        """The tier of each chunk before the first miss; only leading ones are on the GPU."""
         node = self.node(engine)
-        computed = self.gpu_pools[engine].prefix(chain) if self.gpu_pools else 0
+        tiers = ["gpu"] * self.gpu_pools[engine].prefix(chain) if self.gpu_pools else []
         dram, disk = self.dram_pools[node].visible, self.disk_pools[node].visible
         remote = self.remote_pool.visible
-        tiers = ["gpu"] * computed
-        for key in chain[computed:] if computed else chain:
+        for key in chain[len(tiers) :] if tiers else chain:
             if key in dram:
                 tiers.append("dram")
             elif key in disk:
@@ -52,7 +51,7 @@ class FleetPools:
                 tiers.append("remote")
             else:
                 break
-        return computed, tiers
+        return tiers
 
     def write_through(self, engine: int, chain: Sequence[Key], tiers: Sequence[str]) -> None:
         """Touch or insert the chain in every tier, nearest first; ``tiers`` is what ``find`` returned for it."""

@@ -44,7 +44,9 @@ class Cell:
     policy: Policy | None = None
 
 
-def grid(traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] = ()) -> list[Cell]:
+def grid(
+    traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] = (), policy: Policy | None = None
+) -> list[Cell]:
     """Every trace under every scenario; a folder stands for the YAML files in it. Without ``runs``: all that exist.
 
     Raises DocumentError, or InputError if there is no scenario or no such run.
@@ -57,7 +59,10 @@ def grid(traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] 
         if name not in runs_of(scenario):
             there = ", ".join(runs_of(scenario))
             raise InputError(f"--run: there is no run {name!r} in {scenario.name}; there are {there}")
-    return [Cell(str(trace), scenario, tuple(runs or runs_of(scenario))) for trace, scenario in product(traces, loaded)]
+    return [
+        Cell(str(trace), scenario, tuple(runs or runs_of(scenario)), policy)
+        for trace, scenario in product(traces, loaded)
+    ]
 
 
 def play(cell: Cell, step: Step = unseen) -> Played:
