@@ -111,7 +111,7 @@ class AgentFacts(Facts):
     def sources(self) -> frozenset[str]:
         """Names of what is only observed, also of sources that never answered."""
         known = (str(one["name"]) for one in self.fleet.get("stores") or () if one.get("observed"))
-        return frozenset((*known, *((self.fleet.get("unheard") or {}).get("sources") or ())))
+        return frozenset((*known, *(read(self.fleet, "unheard.sources") or ())))
 
 
 NOT_ASKED = AgentFacts("", problem="nobody named it")
