@@ -133,13 +133,12 @@ def _policy(path: Path) -> "Policy":
 
 def _decided(run: "Json") -> Iterator[tuple[str, ...]]:
     """Table rows: every change, then each tuner's last answer that proposed none."""
-    from tiertune_agent.fields import shown
+    from tiertune_agent.fields import change
     from tiertune_connector.units import format_duration
 
     for one in run["changes"]:
-        before, after = (shown(one["field"], one[name]) for name in ("before", "after"))
-        change = f"{one['field']}: {before} → {after}"
-        yield format_duration(one["at_s"]), one["tuner"], change, one["state"].replace("_", " "), one["reason"]
+        told = f"{one['field']}: {change(one['field'], one['before'], one['after'])}"
+        yield format_duration(one["at_s"]), one["tuner"], told, one["state"].replace("_", " "), one["reason"]
     for one in run["answers"]:
         yield format_duration(one["at_s"]), one["tuner"], "", "last answer", one["reason"]
 

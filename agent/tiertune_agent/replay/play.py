@@ -115,7 +115,7 @@ class Play:
             raise ValueError(f"there is no way to choose {chooser!r}: use one of {', '.join(CHOOSERS)}")
         self.tally = Tally()
         self._replay, self._chooser = replay, chooser
-        self._settings = settings if settings is not None else {}
+        self._settings = settings or {}
         self._report = report
         scenario = replay.scenario
         self._beliefs = [Beliefs(replay.link, replay.chunk_bytes) for _ in range(scenario.nodes)]
