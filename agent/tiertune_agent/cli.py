@@ -25,6 +25,7 @@ from tiertune_agent.terminal.options import (
     parsed,
     printable,
     result,
+    say,
     server,
 )
 
@@ -112,8 +113,7 @@ def plan(fleet: Annotated[Path, typer.Option(help="YAML file.")], json_path: Jso
 
     made = planned(load_yaml(fleet, PlannedFleet))
     show(pairs(rows(made)))
-    typer.echo(f"\n{made['verdict']}")
-    result(made, json_path)
+    say(f"\n{made['verdict']}", made, json_path)
 
 
 @app.command()
@@ -253,8 +253,7 @@ def database_upgrade(config: Config = Path("agent.yaml"), json_path: JsonPath = 
     engine.dispose()
     was = "already" if before == after else f"was {before or 'empty'}, now"
     document = {"database": name, "before": before, "after": after}
-    typer.echo(f"{name}: {was} at revision {after}")
-    result(document, json_path)
+    say(f"{name}: {was} at revision {after}", document, json_path)
 
 
 def main() -> None:

@@ -78,6 +78,12 @@ def fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def say(told: str, document: object, json_path: Path | None) -> None:
+    """Tell people, and write the document to the path of ``--json``."""
+    typer.echo(told)
+    result(document, json_path)
+
+
 def result(document: object, json_path: Path | None) -> None:
     """Write the document to the path of ``--json``."""
     if json_path:
