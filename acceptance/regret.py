@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiertune_agent.demo.world import HOSTS, Setup
-from tiertune_agent.replay.contents import contents
+from tiertune_agent.replay.contents import FleetPools, contents
 from tiertune_agent.replay.engine import OVERHEAD_S
-from tiertune_agent.replay.fleet import FleetPools
 from tiertune_agent.replay.play import Play
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay

@@ -154,7 +154,7 @@ def flush(
     body = {"namespace": namespace, "tenant": tenant, "epoch": epoch, "engines": engines}
     document = _agent("POST", agent, "/api/v1/flush", body, timeout_s=FLUSH_TIMEOUT_S)
     reset, stores = document.get("engines", {}), document["stores"]
-    told = {url: "ok" if ack["ok"] else ack["reason"] for url, ack in reset.items()}
+    told = {url: ack["reason"] for url, ack in reset.items()}
     told |= {name: _dropped(ack) for name, ack in stores.items()}
     _say_stores(told, "its caches are empty")
     result(document, json_path)

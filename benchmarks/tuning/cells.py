@@ -12,8 +12,7 @@ from benchmarks.tuning.figures import mean, worst
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import Grid, scenario, short
 from tiertune_agent.policy.document import Policy
-from tiertune_agent.replay.contents import ReplayedRequest
-from tiertune_agent.replay.fleet import Sizes
+from tiertune_agent.replay.contents import ReplayedRequest, Sizes
 from tiertune_agent.replay.play import Play, Tally
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.traces import open_trace

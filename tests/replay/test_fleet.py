@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.files import first, scenario
-from tiertune_agent.replay.contents import contents
-from tiertune_agent.replay.fleet import FleetPools, Sizes
+from tiertune_agent.replay.contents import FleetPools, Sizes, contents
 from tiertune_agent.replay.play import Play
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.whatif.shapes import SHARES

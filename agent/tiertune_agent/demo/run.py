@@ -91,14 +91,14 @@ class Run:
                 self._follow(made, watch, tell)
             self._console.print("ending all of them ...")
             made.stop("player")  # before the last look, so that it counts all that they did
-            self._figures = watch.look()
+            self._figures = watch.look(self._figures)
 
     def _follow(self, made: World, watch: "Watch", tell: Tell) -> None:
         start, end = self._slowed
         while not self._ended.is_set() and watch.seconds < self._seconds:
             made.limit(SLOW_BYTES_PER_S if start <= watch.seconds < end else 0.0)
             made.check()
-            self._figures = watch.look()
+            self._figures = watch.look(self._figures)
             tell(self._figures)
             changes = [at - watch.seconds for at in (start, end, self._seconds) if at > watch.seconds]
             self._ended.wait(min([LOOK_EVERY_S, *changes]))
@@ -112,20 +112,19 @@ class Watch:
         self._http = http
         self._started = time.monotonic()
         self._started_at = datetime.now(UTC)
-        self._last = Figures()
 
     @property
     def seconds(self) -> float:
         """Since the start of the run."""
         return time.monotonic() - self._started
 
-    def look(self) -> Figures:
-        """The figures now; those of the last look if somebody does not answer in time."""
+    def look(self, last: Figures) -> Figures:
+        """The figures now; those of the ``last`` look if somebody does not answer in time."""
         try:
-            self._last = self._ask()
+            last = self._ask()
         except httpx.HTTPError:
             self._made.check()
-        return replace(self._last, seconds=self.seconds, counted=self._made.counted())
+        return replace(last, seconds=self.seconds, counted=self._made.counted())
 
     def _ask(self) -> Figures:
         page = self._made.page

@@ -7,9 +7,8 @@ import numpy as np
 
 from tiertune_agent.fields import JsonDict
 from tiertune_agent.policy.document import Policy
-from tiertune_agent.replay.contents import ReplayedRequest, arrivals, contents, route
+from tiertune_agent.replay.contents import FleetPools, ReplayedRequest, Sizes, arrivals, contents, route
 from tiertune_agent.replay.engine import local_costs, prefill_cost
-from tiertune_agent.replay.fleet import FleetPools, Sizes
 from tiertune_agent.replay.link import Link
 from tiertune_agent.replay.play import Play, Tally
 from tiertune_agent.replay.scenario import Scenario, Sized

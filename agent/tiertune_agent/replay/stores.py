@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tiertune_agent.records import Prospect, Window, covered_s, series, total
-from tiertune_agent.replay.fleet import Sizes
+from tiertune_agent.replay.contents import Sizes
 from tiertune_agent.replay.link import Beliefs
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import Candidates, candidates, typical_candidate

@@ -15,7 +15,7 @@ from tiertune_agent.policy.budgets import Budgets
 from tiertune_agent.policy.document import Guard, Policy, Rule, made, rates, rules_for, settings_of, split_rules
 from tiertune_agent.policy.guard import Recent, guard
 from tiertune_agent.records import Made, State, Target
-from tiertune_agent.replay.fleet import FleetPools, Sizes
+from tiertune_agent.replay.contents import FleetPools, Sizes
 from tiertune_agent.replay.play import Play, Tally
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.stores import BEGIN, KEPT_REMOTE, POOL, STORE, WINDOWS, Stores
