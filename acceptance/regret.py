@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiertune_agent.demo.world import HOSTS, Setup
-from tiertune_agent.replay.contents import contents
+from tiertune_agent.replay.contents import FleetPools, contents
 from tiertune_agent.replay.engine import OVERHEAD_S
-from tiertune_agent.replay.fleet import FleetPools
 from tiertune_agent.replay.play import Play
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay
@@ -130,7 +129,7 @@ def regret(
 
     def ttft_s(fleet: FleetPools, conductor: Any = None) -> Seconds:  # noqa: ANN401 (of the replay)
         found = contents(traffic.trace, replay.scenario, traffic.hosts, fleet, conductor)
-        return np.array(Play(replay.world, "rule").all(found).ttft_s)
+        return np.array(Play(replay, "rule").all(found).ttft_s)
 
     still = {share: ttft_s(replay.fleet(replay.split(share))) for share in SHARES}
     fleet = replay.fleet(replay.split(0.5))

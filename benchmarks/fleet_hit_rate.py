@@ -32,7 +32,7 @@ MEMORY = (0.01, 0.1, 1.0)
 def hit_ratio(trace: Trace, placed: Sequence[int], caches: int, chunks: int) -> float:
     """Share of accesses in cached prefixes; request r asks cache ``placed[r]`` of ``caches``, each of ``chunks``."""
     pools = [SimulatedPool(chunks) for _ in range(caches)]
-    for chain, cache in zip(trace.keys, placed, strict=True):
+    for chain, cache in zip(trace.chains, placed, strict=True):
         pools[cache].request(chain)
     return sum(pool.hits for pool in pools) / trace.accesses
 

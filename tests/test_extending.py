@@ -27,8 +27,8 @@ assert ObservedSource(name="a", url="http://h:1/metrics", kind="kv_exporter")
     "eviction": """
 from tiertune_connector.tuning import Defaults
 assert Defaults(eviction="slru")
-from tiertune_agent.replay.curve import known_algorithms
-assert "slru" in known_algorithms()
+from tiertune_agent.replay.curve import KNOWN
+assert "slru" in KNOWN
 """,
     "tier": """
 from tiertune_connector.counters import Counters

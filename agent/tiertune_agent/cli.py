@@ -21,9 +21,11 @@ from tiertune_agent.terminal.options import (
     InputError,
     JsonPath,
     fail,
+    heard,
     parsed,
     printable,
     result,
+    say,
     server,
 )
 
@@ -104,15 +106,14 @@ app.command()(replay)
 @app.command()
 def plan(fleet: Annotated[Path, typer.Option(help="YAML file.")], json_path: JsonPath = None) -> None:
     """Compute in closed form the bandwidth needed, the break-even length, and whether sharing is worth it."""
-    from tiertune_agent.plan import PlannedFleet
+    from tiertune_agent.plan import PlannedFleet, rows
     from tiertune_agent.plan import plan as planned
     from tiertune_agent.terminal.tables import pairs, show
     from tiertune_connector.documents import load_yaml
 
     made = planned(load_yaml(fleet, PlannedFleet))
-    show(pairs(made.rows()))
-    typer.echo(f"\n{made.verdict}")
-    result(vars(made), json_path)
+    show(pairs(rows(made)))
+    say(f"\n{made['verdict']}", made, json_path)
 
 
 @app.command()
@@ -252,13 +253,11 @@ def database_upgrade(config: Config = Path("agent.yaml"), json_path: JsonPath = 
     engine.dispose()
     was = "already" if before == after else f"was {before or 'empty'}, now"
     document = {"database": name, "before": before, "after": after}
-    typer.echo(f"{name}: {was} at revision {after}")
-    result(document, json_path)
+    say(f"{name}: {was} at revision {after}", document, json_path)
 
 
 def main() -> None:
     """Entry point: a failure is one message and an exit status, never a traceback."""
-    from tiertune_agent.terminal.output import heard
     from tiertune_connector.ending import heed_sigterm
 
     heed_sigterm()

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from tiertune_agent.terminal.options import AGENT, AgentUrl, JsonPath, fail, result, server
+from tiertune_agent.terminal.options import AGENT, AgentUrl, JsonPath, fail, result, say, server
 
 Number = Annotated[int, typer.Argument(help="The decision's number in `decisions list`.", metavar="ID")]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many, at most.")]
@@ -50,8 +50,7 @@ def decisions_approve(number: Number, agent: AgentUrl = AGENT, json_path: JsonPa
     """Approve a proposed change: it is made now."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/approve")
     told = document.get("waits") or document["reason"]
-    typer.echo(f"decision {number} is {document['state']}: {told}")
-    result(document, json_path)
+    say(f"decision {number} is {document['state']}: {told}", document, json_path)
     if document["state"] not in ("approved", "applied", "soaking"):
         raise typer.Exit(1)
 
@@ -60,8 +59,7 @@ def decisions_approve(number: Number, agent: AgentUrl = AGENT, json_path: JsonPa
 def decisions_reject(number: Number, agent: AgentUrl = AGENT, json_path: JsonPath = None) -> None:
     """Reject a proposed change."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/reject")
-    typer.echo(f"decision {number} is {document['state']}")
-    result(document, json_path)
+    say(f"decision {number} is {document['state']}", document, json_path)
 
 
 @decisions_app.command("rollback")
@@ -71,8 +69,7 @@ def decisions_rollback(number: Number, agent: AgentUrl = AGENT, json_path: JsonP
     done = document["state"] == "rolled_back"
     waits = document.get("waits") or "the store has not answered yet"
     told = "is rolled back" if done else f"is being rolled back: {waits}"
-    typer.echo(f"decision {number} {told}")
-    result(document, json_path)
+    say(f"decision {number} {told}", document, json_path)
 
 
 @control_app.command()
@@ -101,8 +98,7 @@ def freeze(
     """Stop all changes."""
     document = _agent("POST", agent, "/api/v1/freeze", {"reason": reason, "for": duration})
     until = f"until {document['until']}" if document["until"] else "until tiertune unfreeze"
-    typer.echo(f"frozen {until}")
-    result(document, json_path)
+    say(f"frozen {until}", document, json_path)
 
 
 @control_app.command()
@@ -111,8 +107,7 @@ def unfreeze(agent: AgentUrl = AGENT, json_path: JsonPath = None) -> None:
     from tiertune_connector.units import format_count
 
     document = _agent("POST", agent, "/api/v1/unfreeze")
-    typer.echo(f"lifted {format_count(document['lifted'], 'freeze')}")
-    result(document, json_path)
+    say(f"lifted {format_count(document['lifted'], 'freeze')}", document, json_path)
 
 
 @control_app.command()
@@ -133,8 +128,7 @@ def bypass(
         from tiertune_agent.client import call
 
         document = call("POST", server("--store", "store", store), "/v1/bypass", body, what="store")
-        typer.echo(f"{store}: bypass is {'on' if document['bypass'] else 'off'}")
-        result(document, json_path)
+        say(f"{store}: bypass is {'on' if document['bypass'] else 'off'}", document, json_path)
         return
     document = _agent("POST", agent, "/api/v1/bypass", body | {"store": store})
     _say_stores(document["stores"], f"bypass is {switch}")
@@ -160,7 +154,7 @@ def flush(
     body = {"namespace": namespace, "tenant": tenant, "epoch": epoch, "engines": engines}
     document = _agent("POST", agent, "/api/v1/flush", body, timeout_s=FLUSH_TIMEOUT_S)
     reset, stores = document.get("engines", {}), document["stores"]
-    told = {url: "ok" if ack["ok"] else ack["reason"] for url, ack in reset.items()}
+    told = {url: ack["reason"] for url, ack in reset.items()}
     told |= {name: _dropped(ack) for name, ack in stores.items()}
     _say_stores(told, "its caches are empty")
     result(document, json_path)

@@ -51,3 +51,8 @@ def shown(field: str, value: object) -> str:
     if field.endswith("_bytes") and isinstance(value, int | float):
         return format_size(value)
     return str(value)
+
+
+def change(field: str, before: object, after: object) -> str:
+    """A change of a field as people read it."""
+    return f"{shown(field, before)} → {shown(field, after)}"

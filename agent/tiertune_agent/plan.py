@@ -17,12 +17,12 @@ That is an upper bound, and a replay knows: prompts that are asked more often th
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from math import ceil
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.policy.document import HOURS_PER_MONTH, Price
 from tiertune_agent.records import GIB
 from tiertune_agent.replay.engine import break_even_bandwidth, break_even_tokens, prefill_s, token_s
@@ -59,6 +59,14 @@ WORTH = (
     "Sharing is worth it here: {shared_hit_share:.0%} hits instead of {isolated_hit_share:.0%} save GPU time worth "
     "{saved:.2f} an hour for {cost:.2f} of remote tier and network, and the mean time to the first token goes from "
     "{isolated_ttft_ms:.0f} to {shared_ttft_ms:.0f} ms."
+)
+
+TAKES_LONGER = "fetching {hit_tokens:.0f} tokens takes {fetch_ms:.0f} ms, recomputing them {recompute_ms:.0f} ms"
+TOO_MUCH = (
+    "the fetches need {fetched_gb_per_s:.3g} GB/s and the links carry {links_gb_per_s:.3g}: it takes {enough} of them"
+)
+TOO_DEAR = (
+    "the GPU time that it saves is worth {saved:.2f} an hour, {remote} of remote tier and the network cost {cost:.2f}"
 )
 
 
@@ -119,73 +127,31 @@ class PlannedFleet(Document):
         return self.hit_tokens * self.model.kv_token_bytes
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Replicas with a cache each (isolated) against sharing; money is per hour, in the currency of the prices."""
+def plan(fleet: PlannedFleet) -> JsonDict:
+    """Weigh sharing among the fleet's replicas against a cache for each of them alone (isolated).
 
-    fleet: str
-    prompt_tokens: float
-    hit_tokens: float
-    fetch_ms_per_token: float
-    recompute_ms_per_token: float
-    """At the head of a prompt."""
-    recompute_ms_per_token_per_10k: float
-    """Increase per 10,000 tokens of h0 + h1, for computing the span from h0 to h1."""
-    break_even_tokens: float
-    """From this length on, fetching a prefix is faster."""
-    break_even_gb_per_s: float
-    """Above this bandwidth, fetching this fleet's mean prefix is faster; latencies are left out."""
-    fetch_s: float
-    """Of one prefix that hits, on a free link."""
-    recompute_s: float
-    """The same, computed."""
-    needed_gb_per_s: float
-    """To fetch every hit."""
-    fetched_gb_per_s: float
-    """If each replica also keeps what it had."""
-    links_gb_per_s: float
-    """What all links carry together."""
-    load: float
-    """Of the links, by ``fetched_gb_per_s``."""
-    isolated_hit_share: float
-    shared_hit_share: float
-    isolated_ttft_s: float
-    """Mean of all requests, without queueing."""
-    shared_ttft_s: float
-    isolated_load: float
-    """Prefill seconds per second, of one replica. Above 1 it cannot keep up."""
-    shared_load: float
-    saved_gpu_s_per_hour: float
-    """Of the fleet, by sharing."""
-    saved: float
-    """What these seconds are worth."""
-    rent: float
-    network: float
-    worth: bool = False
-    verdict: str = ""
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """The figures that texts are made of: also some in milliseconds, and what sharing costs and brings."""
-        in_ms = {f"{what}_ms": 1e3 * getattr(self, f"{what}_s") for what in IN_MS}
-        return vars(self) | in_ms | {"cost": self.rent + self.network, "net": self.saved - self.rent - self.network}
-
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """The figures behind the verdict: a name and a text of each."""
-        for name, text in ROWS.items():
-            yield name, text.format(**self.told)
-
-
-def plan(fleet: PlannedFleet) -> Plan:
-    """Weigh sharing among the fleet's replicas against a cache for each of them alone."""
+    All figures, ``worth`` and ``verdict``; money is per hour, in the currency of the prices.
+    """
     made = _figures(fleet)
-    against = "; ".join(_against(fleet, made))
-    verdict = f"Sharing is not worth it here: {against}." if against else WORTH.format(**made.told)
-    return replace(made, worth=not against, verdict=verdict)
+    told = _told(made)
+    against = "; ".join(_against(fleet, told))
+    verdict = f"Sharing is not worth it here: {against}." if against else WORTH.format(**told)
+    return {**made, "worth": not against, "verdict": verdict}
 
 
-def _figures(fleet: PlannedFleet) -> Plan:
-    """Without what they say."""
+def rows(made: Json) -> Iterator[tuple[str, str]]:
+    """The figures behind the verdict of a plan: a name and a text of each."""
+    told = _told(made)
+    return ((name, text.format(**told)) for name, text in ROWS.items())
+
+
+def _told(made: Json) -> JsonDict:
+    """The figures that texts are made of: also some in milliseconds, and what sharing costs and brings."""
+    cost, in_ms = made["rent"] + made["network"], {f"{what}_ms": 1e3 * made[f"{what}_s"] for what in IN_MS}
+    return {**made, **in_ms, "cost": cost, "net": made["saved"] - cost}
+
+
+def _figures(fleet: PlannedFleet) -> JsonDict:
     isolated = isolated_hit_share(fleet.hit_share, fleet.replicas if fleet.routing == "random" else 1)
     fetched = 1 - isolated / fleet.hit_share if fleet.hit_share else 0.0  # of the hits: they are in no cache of its own
     linear, quadratic = token_s(fleet.model, fleet.gpu)
@@ -197,32 +163,33 @@ def _figures(fleet: PlannedFleet) -> Plan:
     warm_s = prefill_s(fleet.model, fleet.gpu, fleet.hit_tokens, fleet.tokens)
     isolated_s = fetched * cold_s + (1 - fetched) * warm_s
     saved_s, prices = requests_per_s * (isolated_s - warm_s), fleet.prices
-    return Plan(
-        fleet=fleet.name,
-        prompt_tokens=fleet.tokens,
-        hit_tokens=fleet.hit_tokens,
-        fetch_ms_per_token=1e3 * fetch_token_s,
-        recompute_ms_per_token=1e3 * linear,
-        recompute_ms_per_token_per_10k=1e7 * quadratic,
-        break_even_tokens=break_even_tokens(fleet.model, fleet.gpu, fetch_token_s, fleet.link.latency_s),
-        break_even_gb_per_s=break_even_bandwidth(fleet.model, fleet.gpu, fleet.hit_tokens) / 1e9,
-        fetch_s=fetch_s,
-        recompute_s=cold_s - warm_s,
-        needed_gb_per_s=needed / 1e9,
-        fetched_gb_per_s=fetched * needed / 1e9,
-        links_gb_per_s=links / 1e9,
-        load=fetched * needed / links,
-        isolated_hit_share=fleet.hit_share * (1 - fetched),
-        shared_hit_share=fleet.hit_share,
-        isolated_ttft_s=isolated_s,
-        shared_ttft_s=warm_s + fetched * fetch_s,
-        isolated_load=fleet.requests_per_s * isolated_s,
-        shared_load=fleet.requests_per_s * warm_s,
-        saved_gpu_s_per_hour=saved_s * HOUR_S,
-        saved=saved_s * prices.gpu_hour,
-        rent=fleet.remote / GIB * prices.remote_gib_month / HOURS_PER_MONTH,
-        network=fetched * needed * HOUR_S / GIB * prices.network_gib,
-    )
+    return {
+        "fleet": fleet.name,
+        "prompt_tokens": fleet.tokens,
+        "hit_tokens": fleet.hit_tokens,
+        "fetch_ms_per_token": 1e3 * fetch_token_s,
+        "recompute_ms_per_token": 1e3 * linear,  # at the head of a prompt
+        "recompute_ms_per_token_per_10k": 1e7 * quadratic,  # more, per 10,000 tokens of h0 + h1: of the span h0 to h1
+        # From this length, and above this bandwidth for the mean prefix (latencies left out), fetching is faster.
+        "break_even_tokens": break_even_tokens(fleet.model, fleet.gpu, fetch_token_s, fleet.link.latency_s),
+        "break_even_gb_per_s": break_even_bandwidth(fleet.model, fleet.gpu, fleet.hit_tokens) / 1e9,
+        "fetch_s": fetch_s,  # of one prefix that hits, on a free link
+        "recompute_s": cold_s - warm_s,  # of the same
+        "needed_gb_per_s": needed / 1e9,  # to fetch every hit
+        "fetched_gb_per_s": fetched * needed / 1e9,  # if each replica also keeps what it had
+        "links_gb_per_s": links / 1e9,  # what all carry together
+        "load": fetched * needed / links,  # of the links, by what is fetched
+        "isolated_hit_share": fleet.hit_share * (1 - fetched),
+        "shared_hit_share": fleet.hit_share,
+        "isolated_ttft_s": isolated_s,  # mean of all requests, without queueing
+        "shared_ttft_s": warm_s + fetched * fetch_s,
+        "isolated_load": fleet.requests_per_s * isolated_s,  # prefill seconds per second of a replica: 1 is its limit
+        "shared_load": fleet.requests_per_s * warm_s,
+        "saved_gpu_s_per_hour": saved_s * HOUR_S,  # of the fleet, by sharing
+        "saved": saved_s * prices.gpu_hour,  # what these seconds are worth
+        "rent": fleet.remote / GIB * prices.remote_gib_month / HOURS_PER_MONTH,
+        "network": fetched * needed * HOUR_S / GIB * prices.network_gib,
+    }
 
 
 def isolated_hit_share(hit_share: float, caches: int) -> float:
@@ -232,9 +199,9 @@ def isolated_hit_share(hit_share: float, caches: int) -> float:
     return min(hit_share, max(0.0, 1 - caches * (1 - never) / asked))  # despite rounding
 
 
-def _against(fleet: PlannedFleet, made: Plan) -> Iterator[str]:
+def _against(fleet: PlannedFleet, figures: Json) -> Iterator[str]:
     """Why sharing is not worth it, the strongest reason first."""
-    lost = made.shared_hit_share - made.isolated_hit_share
+    lost = figures["shared_hit_share"] - figures["isolated_hit_share"]
     if lost < HARDLY:
         told = "nothing to hit, nor has a shared one"
         if fleet.hit_share:
@@ -245,12 +212,9 @@ def _against(fleet: PlannedFleet, made: Plan) -> Iterator[str]:
     if fleet.remote < fleet.hit_bytes:
         held, prefix = format_size(fleet.remote), format_size(fleet.hit_bytes)
         yield f"{held} of remote tier do not hold the {prefix} of one prompt that hit"
-    if made.fetch_s >= made.recompute_s:
-        takes = f"fetching {fleet.hit_tokens:.0f} tokens takes {1e3 * made.fetch_s:.0f} ms"
-        yield f"{takes}, recomputing them {1e3 * made.recompute_s:.0f} ms"
-    if made.load >= 1:
-        needed = f"the fetches need {made.fetched_gb_per_s:.3g} GB/s and the links carry {made.links_gb_per_s:.3g}"
-        yield f"{needed}: it takes {ceil(made.load * fleet.links + HARDLY)} of them"
-    if made.saved <= made.rent + made.network:
-        saved = f"the GPU time that it saves is worth {made.saved:.2f} an hour"
-        yield f"{saved}, {format_size(fleet.remote)} of remote tier and the network cost {made.rent + made.network:.2f}"
+    if figures["fetch_s"] >= figures["recompute_s"]:
+        yield TAKES_LONGER.format(**figures)
+    if figures["load"] >= 1:
+        yield TOO_MUCH.format(**figures, enough=ceil(figures["load"] * fleet.links + HARDLY))
+    if figures["saved"] <= figures["cost"]:
+        yield TOO_DEAR.format(**figures, remote=format_size(fleet.remote))

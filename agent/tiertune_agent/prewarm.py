@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from tiertune_agent.credentials import from_environment
 from tiertune_agent.engines import addresses, shown
-from tiertune_agent.fields import JsonDict
+from tiertune_agent.fields import JsonDict, read
 from tiertune_agent.network import CallError, asked_whole, calling, json_of
 from tiertune_agent.terminal.options import printable
 from tiertune_agent.terminal.progress import Step, bar
@@ -77,40 +77,28 @@ def documents(path: Path) -> list[Warming]:
     return found
 
 
-class RefusedError(CallError):
-    """An engine answers, but refuses; the message does not say which."""
-
-
 def _asked(http: httpx.Client, method: str, url: str, path: str, **more: Any) -> JsonDict:  # noqa: ANN401 (JSON)
     with calling("engine", url):
         answer = asked_whole(http, method, url + path, **more)
         document = printable(json_of(answer))
     if answer.is_success and isinstance(document, dict):
         return document
-    error = document.get("error", document) if isinstance(document, dict) else {}
-    told = error.get("message") if isinstance(error, dict) else error
-    raise RefusedError(f"{answer.status_code}: {told or 'no reason told'}")
+    told = read(document, "error.message") or read(document, "message") or read(document, "error")
+    raise CallError(f"{url} answers {answer.status_code}: {told or 'no reason told'}")
 
 
 def first_model(http: httpx.Client, url: str) -> str:
     """The first model that an engine names. CallError if it does not answer, or names none."""
-    try:
-        told = _asked(http, "GET", url, "/v1/models")
-    except RefusedError as error:
-        raise CallError(f"{url} answers {error}") from error
-    try:
-        name = told["data"][0]["id"]
-    except (LookupError, TypeError):
-        name = None
-    if not name:
-        raise CallError(f"{url} names no model: name one by --model")
-    return str(name)
+    told = _asked(http, "GET", url, "/v1/models")
+    with suppress(LookupError, TypeError):
+        if name := told["data"][0]["id"]:
+            return str(name)
+    raise CallError(f"{url} names no model: name one by --model")
 
 
 def _send(http: httpx.Client, url: str, body: JsonDict) -> int:
     """Warm a document; returns the tokens that the engine counted. CallError says why it failed."""
-    usage = _asked(http, "POST", url, "/v1/completions", json=body).get("usage")
-    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    tokens = read(_asked(http, "POST", url, "/v1/completions", json=body), "usage.prompt_tokens")
     if not isinstance(tokens, int):
         raise CallError(f"what answers at {url} is no engine")
     return tokens

@@ -12,8 +12,7 @@ from benchmarks.tuning.figures import mean, worst
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import Grid, scenario, short
 from tiertune_agent.policy.document import Policy
-from tiertune_agent.replay.contents import ReplayedRequest
-from tiertune_agent.replay.fleet import Sizes
+from tiertune_agent.replay.contents import ReplayedRequest, Sizes
 from tiertune_agent.replay.play import Play, Tally
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.traces import open_trace
@@ -67,7 +66,7 @@ def _cell(replay: Replay, kept: dict[Sizes, list[ReplayedRequest]], policy: Poli
     runs = {name: replay.run(name) for name in OTHERS}
     agent, tally = conduct(replay, policy)
     runs["tuned"] = replay.report(tally, split=agent.split)
-    baseline = Play(replay.world, "always").all(kept[replay.split(START)])
+    baseline = Play(replay, "always").all(kept[replay.split(START)])
     period_s = replay.scenario.period_s
     periods = Counter((int(change.at_s // period_s), change.target.tier) for change in agent.changes)
     return {

@@ -13,7 +13,7 @@ from benchmarks.goals import Goal
 from benchmarks.tuning.figures import worst
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import Grid, short
-from tiertune_agent.replay.exact import chunks_of
+from tiertune_agent.replay.curve import chunks_of
 from tiertune_agent.replay.traces import Trace, open_trace
 from tiertune_connector.keys import Namespace
 from tiertune_connector.sampling.observer import Observer, Room

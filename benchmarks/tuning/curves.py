@@ -11,8 +11,7 @@ from benchmarks.goals import Goal
 from benchmarks.tuning.figures import worst
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import Grid, short
-from tiertune_agent.replay.exact import chunks_of
-from tiertune_agent.replay.sampled import sampled
+from tiertune_agent.replay.curve import chunks_of, sampled
 from tiertune_agent.replay.traces import Trace, open_trace
 
 RATE = 0.01

@@ -7,10 +7,8 @@ from benchmarks.tuning.figures import mean
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import Grid, scenario, short
 from tiertune_agent.policy.document import Policy
-from tiertune_agent.replay.contents import contents
-from tiertune_agent.replay.exact import chunks_of, pool_hits
-from tiertune_agent.replay.fleet import Sizes
-from tiertune_agent.replay.sampled import batches
+from tiertune_agent.replay.contents import Sizes, contents
+from tiertune_agent.replay.curve import batches, chunks_of, pool_hits
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.traces import Trace, open_trace
 from tiertune_agent.replay.tuned import DEFAULT_POLICY, Change, ReplayAgent

@@ -7,8 +7,7 @@ from benchmarks.goals import Goal
 from benchmarks.tuning.figures import mean, means_of_seeds, worst
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import FLEETS, UNEVEN, Grid, scenario, short
-from tiertune_agent.replay.contents import ReplayedRequest
-from tiertune_agent.replay.fleet import Sizes
+from tiertune_agent.replay.contents import ReplayedRequest, Sizes
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.traces import open_trace
 

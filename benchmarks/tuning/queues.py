@@ -9,9 +9,8 @@ from benchmarks.tuning.figures import mean, means_of_seeds, worst
 from benchmarks.tuning.gate import SEEDS
 from benchmarks.tuning.jobs import Job, Row, Summary
 from benchmarks.tuning.worlds import UNEVEN, Grid, scenario, short
-from tiertune_agent.replay.contents import ReplayedRequest, arrivals
+from tiertune_agent.replay.contents import ReplayedRequest, Sizes, arrivals
 from tiertune_agent.replay.engine import prefill_cost
-from tiertune_agent.replay.fleet import Sizes
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.traces import Trace, open_trace

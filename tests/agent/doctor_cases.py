@@ -17,9 +17,11 @@ from tiertune_agent.records import Histogram
 VERSION = "0.1.0"
 ONE, OTHER = "aa" * 16, "bb" * 16
 PARTS = {"model": "llama", "weights": "w", "hash_seed": "s", "chunk_tokens": "256"}
+RIGHT = Clock()
+"""As this host's."""
 
 
-def store(name="host-a", *counters, called="", clock=None, tuning=None, **status):
+def store(name="host-a", *counters, called="", clock=RIGHT, tuning=None, **status):
     """A store that is well but for what is said; ``counters``: ``(name, {label: value}, count)`` each."""
     told = {"store": name, "boot_id": name, "version": VERSION, "uptime_s": 3600.0}
     told |= {"clients": [client("e0")], "namespaces": {ONE: PARTS}, "tiers": tiers()}
@@ -38,7 +40,7 @@ def tiers(**states):
     return well | {"remote": {"health": "ok", "reason": ""}} | states
 
 
-def agent(*incidents, stores=(), policies=None, clock=None, **fleet):
+def agent(*incidents, stores=(), policies=None, clock=RIGHT, **fleet):
     told = {"leader": True, "window_s": 15.0, "frozen": None, "stores": list(stores)}
     return AgentFacts(
         "http://agent:7420", fleet=told | fleet, incidents=incidents, policies=policies or {}, clock=clock

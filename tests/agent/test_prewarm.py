@@ -91,7 +91,7 @@ def test_one_that_fails_stops_none_and_is_exit_1(prewarm, engine, prompts):
     code, told, said = prewarm()
     assert code == 1
     assert (told["failed"], told["engines"][engine.url]["documents"]) == (1, 1)
-    assert f"{prompts}:3: 400: maximum context length is 3 tokens" in said
+    assert f"{prompts}:3: {engine.url} answers 400: maximum context length is 3 tokens" in said
 
 
 def test_what_an_engine_says_commands_no_terminal(prewarm, engine):
@@ -124,7 +124,7 @@ def test_the_hundredth_line_is_told_as_a_number(prewarm, tmp_path, engine):
     engine.longest = 3
     path = tmp_path / "many.jsonl"
     path.write_text(99 * "\n" + '{"token_ids": [1, 2, 3, 4]}\n')
-    assert f"{path}:100: 400: " in prewarm(path)[2]
+    assert f"{path}:100: {engine.url} answers 400: " in prewarm(path)[2]
 
 
 def test_no_more_are_under_way_than_allowed(prewarm, tmp_path, engine):

@@ -232,7 +232,7 @@ def test_a_switch_ends_however_much_is_used_meanwhile():
 def test_hits_after_a_switch_are_those_of_the_simulation(clock, old, new):
     """A real tier, switched while it serves, within 0.2 points of a pool that is switched in one go."""
     trace = builtin_trace("shift_mix_slice")
-    half, chunks = trace.keys[: len(trace.keys) // 2], trace.unique // 20
+    half, chunks = trace.chains[: len(trace.chains) // 2], trace.unique // 20
     prompts = [[int(key).to_bytes(8) for key in keys] for keys in half]
     tier, _ = full(clock, 0, old)
     resize(tier, chunks * PAGE)

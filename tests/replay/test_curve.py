@@ -12,9 +12,7 @@ from benchmarks.tuning.curves import accuracy, exact_curve
 from benchmarks.tuning.eviction import candidate_regret, exact_candidates
 from connector.stores import at_best
 from replay.files import columns, external, write_trace
-from tiertune_agent.replay.curve import curve_document
-from tiertune_agent.replay.exact import opt_hits, pool_hits
-from tiertune_agent.replay.sampled import sampled
+from tiertune_agent.replay.curve import curve_document, opt_hits, pool_hits, sampled
 from tiertune_agent.replay.traces import Trace, builtin_trace, load_trace
 
 pytestmark = pytest.mark.slow

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.files import first, scenario
-from tiertune_agent.replay.contents import contents
-from tiertune_agent.replay.fleet import FleetPools, Sizes
+from tiertune_agent.replay.contents import FleetPools, Sizes, contents
 from tiertune_agent.replay.play import Play
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.whatif.shapes import SHARES
@@ -21,9 +20,9 @@ def fleet(dram=8, disk=0, remote=40, **fields):
 
 
 def use(tiers, engine, chain):
-    computed, found = tiers.find(engine, chain)
+    found = tiers.find(engine, chain)
     tiers.write_through(engine, chain, found)
-    return computed, found
+    return found
 
 
 @given(CHAINS)
@@ -39,7 +38,7 @@ def test_what_is_found_is_the_nearest_tier_of_each_chunk(requests):
         }
         nearest = [next((name for name, pool in pools.items() if key in pool), "") for key in chain]
         expected = nearest[: nearest.index("")] if "" in nearest else nearest
-        assert use(tiers, engine, chain) == (0, expected)
+        assert use(tiers, engine, chain) == expected
 
 
 def test_growing_keeps_and_shrinking_evicts_at_once():
@@ -49,13 +48,13 @@ def test_growing_keeps_and_shrinking_evicts_at_once():
         use(tiers, engine, list(range(10)))
     tiers.resize(dram=4)
     assert [len(pool) for pool in tiers.dram_pools] == [4, 4]
-    assert tiers.find(0, list(range(10)))[1] == ["dram"] * 4 + ["remote"] * 6
+    assert tiers.find(0, list(range(10))) == ["dram"] * 4 + ["remote"] * 6
     tiers.resize(remote=5)
     use(tiers, 0, list(range(10)))
-    assert tiers.find(0, list(range(10)))[1] == ["dram"] * 4 + ["remote"]
+    assert tiers.find(0, list(range(10))) == ["dram"] * 4 + ["remote"]
     assert (len(tiers.remote_pool), [pool.capacity for pool in tiers.dram_pools]) == (5, [4, 4])
     tiers.resize(dram=0, remote=0)
-    assert tiers.find(0, list(range(10)))[1] == ["dram"]
+    assert tiers.find(0, list(range(10))) == ["dram"]
 
 
 def test_a_switch_keeps_the_contents():
@@ -65,7 +64,7 @@ def test_a_switch_keeps_the_contents():
     tiers.switch("arc")
     assert {pool.algorithm for pool in tiers.dram_pools} == {"arc"}
     assert tiers.remote_pool.algorithm == "lru"
-    assert tiers.find(0, list(range(6)))[1] == ["dram"] * 6
+    assert tiers.find(0, list(range(6))) == ["dram"] * 6
 
 
 class Notes:
@@ -112,7 +111,7 @@ def test_the_best_split_is_the_best_of_all(small):
     """No share of the grid has a lower mean with the gate on, and it tells its share."""
     replay = Replay(first(small, 300), scenario())
     best = replay.run("best_split")
-    plays = {share: replay.play(Play(replay.world, "rule"), replay.fleet(replay.split(share))) for share in SHARES}
+    plays = {share: replay.play(Play(replay, "rule"), replay.fleet(replay.split(share))) for share in SHARES}
     means = {share: replay.report(tally, split=[]) for share, tally in plays.items()}
     share = best["split"][0][1]
     assert best["ttft_mean_s"] == min(report["ttft_mean_s"] for report in means.values())

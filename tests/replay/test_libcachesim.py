@@ -3,7 +3,7 @@
 import pytest
 
 from replay.files import external
-from tiertune_agent.replay.exact import chunks_of
+from tiertune_agent.replay.curve import chunks_of
 from tiertune_agent.replay.traces import builtin_trace, load_trace
 from tiertune_connector.whatif.simulated import SimulatedPool
 
@@ -32,7 +32,7 @@ def test_hits_are_those_of_another_implementation(name, algorithm, size):
     """Tail first, within 0.1 points: LRU and FIFO exactly."""
     trace = builtin_trace(name) if name == "lmcache_agents" else load_trace(external(name))
     chunks = chunks_of(trace, size)
-    accesses = [int(block) for keys in trace.keys[:3000] for block in reversed(keys)]
+    accesses = [int(block) for keys in trace.chains[:3000] for block in reversed(keys)]
     counts = [count(accesses, algorithm, chunks) for count in (ours, theirs)]
     assert min(counts) > 0
     assert 100 * abs(counts[0] - counts[1]) / len(accesses) <= (0.1 if algorithm == "arc" else 0.0)

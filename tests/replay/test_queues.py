@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiertune_agent.replay.queues import LinkQueue, PrefillQueue
+from tiertune_agent.replay.play import LinkQueue, PrefillQueue
 
 REQUESTS = st.lists(
     st.tuples(st.floats(0, 5), st.floats(0, 5), st.floats(0.01, 3)),  # since the last arrival, fetch, prefill

@@ -123,7 +123,7 @@ def test_a_change_soaks_until_its_tier_could_have_filled(trace, monkeypatch):
     stored, requested, took, exact = [], ReplayAgent.request, ReplayAgent._take, {}
 
     def request(agent, index, at_s, engine):
-        chain, pool = trace.keys[index], agent._fleet.dram_pools[agent._fleet.node(engine)]
+        chain, pool = trace.chains[index], agent._fleet.dram_pools[agent._fleet.node(engine)]
         stored.append((at_s, sum(key not in pool.visible for key in chain)))
         requested(agent, index, at_s, engine)
 
@@ -176,7 +176,7 @@ def test_what_a_fetch_would_take_is_told_with_the_handling_of_its_chunks(trace):
     told = stores.remote[-1].values
     first_s, bytes_per_s = (told[f"fetch_estimate_{name}"] for name in ("t0_seconds", "bytes_per_second"))
     nbytes = 10 * replay.chunk_bytes
-    assert first_s + nbytes / bytes_per_s == pytest.approx(replay.world.link.truth(0.0).seconds(10, nbytes))
+    assert first_s + nbytes / bytes_per_s == pytest.approx(replay.link.truth(0.0).seconds(10, nbytes))
 
 
 def test_a_change_moves_a_chunk_at_least(few_chunks):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tiertune_agent.fields import Json, JsonDict, shown
+from tiertune_agent.fields import Json, JsonDict, change
 from tiertune_agent.history.models import StoreRow
 from tiertune_agent.records import CHANGED, Decision, Prospect, StageWindow, Windows, ended
 from tiertune_connector.units import format_count, format_duration
@@ -71,9 +71,8 @@ class Backtest:
         made = [("policy", one) for one in self.would] + [("agent", one) for one in self.recording.decisions]
         for by, one in sorted(made, key=lambda row: row[1].made_at):
             verdict = self.verdicts.get(one.id) if by == "policy" else None
-            before, after = (shown(one.field, value) for value in (one.before, one.after))
-            change, why = f"{before} → {after}", f"{one.reason}; {verdict}" if verdict else one.reason
-            yield _at(one.made_at), by, f"{one.tuner} of {one.target}", change, str(one.state).replace("_", " "), why
+            told, why = change(one.field, one.before, one.after), f"{one.reason}; {verdict}" if verdict else one.reason
+            yield _at(one.made_at), by, f"{one.tuner} of {one.target}", told, str(one.state).replace("_", " "), why
         for answer in self.answers:
             if not answer["change"]:
                 place = f"{answer['tuner']} of {answer['store']} {answer['tier']}"

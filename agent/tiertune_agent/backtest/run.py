@@ -111,9 +111,7 @@ def record(history: History, last_s: float, sizes_period_s: float) -> Recording:
         raise BacktestError(f"the history holds no window of the last {format_duration(last_s)}")
     remote = history.store(FLEET)
     known = [*stores, remote] if remote else stores
-    names = {FLEET, *(store.name for store in known)}  # a split of a remote that nobody manages any more was made, too
-    moved = history.decisions.find(states=CHANGED, limit=EVERY, since=since)
-    changed = [one for one in moved if one.target.store in names]
+    changed = history.decisions.find(states=CHANGED, limit=EVERY, since=since)
     return Recording(
         stores=[store for store in stores if any(window.store == store.name for window in windows)],
         remote=remote,

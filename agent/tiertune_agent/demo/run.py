@@ -17,7 +17,7 @@ from tiertune_agent.demo.result import Figures
 from tiertune_agent.demo.screen import Scene, Tell, ending, teller
 from tiertune_agent.demo.world import DEMO, HOSTS, DemoError, EndedError, World, world
 from tiertune_agent.network import http_client, json_of, read_whole
-from tiertune_agent.replay.traces import Trace, builtin_trace, open_trace
+from tiertune_agent.replay.traces import Trace, open_trace
 from tiertune_agent.terminal import options
 from tiertune_connector.ending import Ending, until_told
 
@@ -35,7 +35,7 @@ def run(seconds: int, trace: Path | None, port: int, json_path: Path | None) -> 
 
     ``trace`` None takes a shipped one, ``port`` 0 a free one for the page; ``json_path`` gets the result.
     """
-    loaded = open_trace(str(trace)) if trace else builtin_trace(TRACE)
+    loaded = open_trace(str(trace or TRACE))
     port = port or free_port()
     try:
         socket.create_server(("127.0.0.1", port)).close()
@@ -91,14 +91,14 @@ class Run:
                 self._follow(made, watch, tell)
             self._console.print("ending all of them ...")
             made.stop("player")  # before the last look, so that it counts all that they did
-            self._figures = watch.look()
+            self._figures = watch.look(self._figures)
 
     def _follow(self, made: World, watch: "Watch", tell: Tell) -> None:
         start, end = self._slowed
         while not self._ended.is_set() and watch.seconds < self._seconds:
             made.limit(SLOW_BYTES_PER_S if start <= watch.seconds < end else 0.0)
             made.check()
-            self._figures = watch.look()
+            self._figures = watch.look(self._figures)
             tell(self._figures)
             changes = [at - watch.seconds for at in (start, end, self._seconds) if at > watch.seconds]
             self._ended.wait(min([LOOK_EVERY_S, *changes]))
@@ -112,20 +112,19 @@ class Watch:
         self._http = http
         self._started = time.monotonic()
         self._started_at = datetime.now(UTC)
-        self._last = Figures()
 
     @property
     def seconds(self) -> float:
         """Since the start of the run."""
         return time.monotonic() - self._started
 
-    def look(self) -> Figures:
-        """The figures now; those of the last look if somebody does not answer in time."""
+    def look(self, last: Figures) -> Figures:
+        """The figures now; those of the ``last`` look if somebody does not answer in time."""
         try:
-            self._last = self._ask()
+            last = self._ask()
         except httpx.HTTPError:
             self._made.check()
-        return replace(self._last, seconds=self.seconds, counted=self._made.counted())
+        return replace(last, seconds=self.seconds, counted=self._made.counted())
 
     def _ask(self) -> Figures:
         page = self._made.page

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from tiertune_agent.demo.result import Figures, applied
-from tiertune_agent.fields import Json, shown
+from tiertune_agent.fields import Json, change
 from tiertune_agent.records import State
 from tiertune_connector.units import format_size
 
@@ -78,10 +78,10 @@ def counted(figures: Figures) -> str:
 
 def decided(decision: Json) -> str:
     """Who decided what."""
-    before, after = (shown(decision["field"], decision[side]) for side in ("from", "to"))
+    told = change(decision["field"], decision["from"], decision["to"])
     pool = f" {decision['pool'][:8]}" if decision["pool"] else ""
     how = "" if applied(decision) else f" ({decision['state']})"
-    return f"{decision['store']}{pool}: {decision['tuner']} {before} → {after}{how}"
+    return f"{decision['store']}{pool}: {decision['tuner']} {told}{how}"
 
 
 def ending(figures: Figures) -> list[str]:

@@ -36,7 +36,8 @@ class Endpoints:
     access: Access | None = None
     """The agent's credentials for stores; None: the command line's."""
     engines: list[str] = field(default_factory=list)
-    servers: list[ServerFacts] = field(default_factory=list)
+    servers: dict[str, ServerFacts] = field(default_factory=dict)
+    """By address."""
     unknown: list[str] = field(default_factory=list)
 
     def add_agent(self, settings: AgentSettings) -> None:
@@ -46,7 +47,7 @@ class Endpoints:
         self.unknown += [f"stores: {problem}" for problem in roster.problems().values() if problem]
         if settings.stores_token_file or settings.stores_ca_file:
             self.access = access(settings.stores_token_file, settings.stores_ca_file)
-        self.engines += [url for url in settings.engines if url not in self.engines]
+        self.engines += settings.engines
         if settings.http.port and self.agent is None:
             host = f"[{settings.http.host}]" if ":" in settings.http.host else settings.http.host
             self.agent = _here(f"{settings.http.scheme}://{host}:{settings.http.port}")
@@ -63,8 +64,7 @@ class Endpoints:
 
     def add_remote(self, url: Urls, login: Login, timeout_s: float) -> None:
         """Add the Redis that a file names."""
-        known = {one.server for one in self.servers}
-        self.servers += [one for one in gathered.servers(url, login, timeout_s) if one.server not in known]
+        self.servers |= {one.server: one for one in gathered.servers(url, login, timeout_s)}
 
 
 def _here(url: str) -> str:
@@ -81,8 +81,8 @@ def examine(asked: Endpoints, storage: StorageFacts | None = None, reader: gathe
         version=version("tiertune"),
         agent=agent,
         stores=_once(_stores(reader, asked, known), known),
-        engines=reader.engines(asked.engines, asked.access),
-        servers=asked.servers,
+        engines=reader.engines(dict.fromkeys(asked.engines), asked.access),
+        servers=list(asked.servers.values()),
         storage=storage,
     )
     return replace(facts, unknown=(*asked.unknown, *_unknown(facts)))

@@ -16,8 +16,8 @@ from tiertune_connector.tuning import TIERS
 class Clock:
     """How far another host's clock is ahead of ours, in seconds; read over a network it is known to ± ``doubt_s``."""
 
-    ahead_s: float
-    doubt_s: float
+    ahead_s: float = 0.0
+    doubt_s: float = 0.0
 
 
 class Counted(Window):
@@ -58,7 +58,7 @@ class StoreFacts(Facts):
     status: Json = field(default_factory=dict)
     tuning: Json = field(default_factory=dict)
     counted: Counted = field(default_factory=lambda: counted_in({}))
-    clock: Clock | None = None
+    clock: Clock = Clock()
     known: str = ""
     """Its name in the agent's list; empty: it is not listed."""
     heard: bool = False
@@ -93,7 +93,7 @@ class AgentFacts(Facts):
     incidents: Sequence[Json] = ()
     """Open ones."""
     policies: Json = field(default_factory=dict)
-    clock: Clock | None = None
+    clock: Clock = Clock()
     away: bool = False
     """It is there, but its database is not."""
 
@@ -111,7 +111,7 @@ class AgentFacts(Facts):
     def sources(self) -> frozenset[str]:
         """Names of what is only observed, also of sources that never answered."""
         known = (str(one["name"]) for one in self.fleet.get("stores") or () if one.get("observed"))
-        return frozenset((*known, *((self.fleet.get("unheard") or {}).get("sources") or ())))
+        return frozenset((*known, *(read(self.fleet, "unheard.sources") or ())))
 
 
 NOT_ASKED = AgentFacts("", problem="nobody named it")

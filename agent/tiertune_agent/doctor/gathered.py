@@ -17,7 +17,7 @@ from tiertune_agent.credentials import PLAIN, Access, turned_away
 from tiertune_agent.doctor.checks.of_engines import WANTED
 from tiertune_agent.doctor.facts import AgentFacts, Clock, EngineFacts, ServerFacts, StoreFacts, counted_in
 from tiertune_agent.engines import shown as engine_key
-from tiertune_agent.fields import JsonDict
+from tiertune_agent.fields import JsonDict, read
 from tiertune_agent.network import asked_whole, at_once, json_of, read_whole, said
 from tiertune_agent.remote.server import RedisServer
 from tiertune_connector.access import Login
@@ -115,18 +115,12 @@ def _document(http: httpx.Client, path: str) -> JsonDict:
     answer = asked_whole(http, "GET", path)
     if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise _ClosedError(f"it {turned_away(http)}")
-    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and (why := _detail(answer)):
-        raise _AwayError(why)
+    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and (why := read(json_of(answer), "detail")):
+        raise _AwayError(str(why))
     document = json_of(answer.raise_for_status())
     if not isinstance(document, dict):
         raise TypeError(f"{path}: an object was expected")
     return document
-
-
-def _detail(answer: httpx.Response) -> str:
-    """An agent's reason; empty if the answer is not an agent's. httpx.HTTPStatusError if it is no JSON."""
-    told = json_of(answer)
-    return str(told.get("detail") or "") if isinstance(told, dict) else ""
 
 
 def _clock(told_s: float, asked_s: float, answered_s: float) -> Clock:

@@ -13,6 +13,7 @@ from tiertune_agent.doctor.finding import Finding
 from tiertune_agent.fields import JsonDict
 from tiertune_agent.terminal.options import printable
 from tiertune_agent.terminal.tables import pairs, terminal
+from tiertune_connector.units import format_count
 
 STYLES = {"error": "bold red", "warning": "yellow"}
 STORAGE = {
@@ -57,10 +58,8 @@ def show(facts: AllFacts, findings: Sequence[Finding]) -> None:
     if findings:
         console.print(_table(findings))
     counts = Counter(finding.severity for finding in findings)
-    told = ", ".join(f"{counts[one]} {one}{'s' * (counts[one] > 1)}" for one in ORDER if counts[one])
-    places = ", ".join(
-        f"{count} {name if count > 1 else name[:-1]}" for name, count in looked_at(facts).items() if count
-    )
+    told = ", ".join(format_count(counts[one], one) for one in ORDER if counts[one])
+    places = ", ".join(format_count(count, name[:-1]) for name, count in looked_at(facts).items() if count)
     console.print(
         f"\n{told or 'nothing is wrong'}; {len(NAMES)} checks over {places or 'nothing that answers'}", highlight=False
     )

@@ -6,7 +6,6 @@
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -34,23 +33,21 @@ def curve(
         str, typer.Option(help="lru, opt (perfect foresight), or any other algorithm of a store.")
     ] = "lru",
     sampled: Annotated[float | None, typer.Option(help="Share of the blocks to sample; by default all.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 1,
     json_path: JsonPath = None,
 ) -> None:
     """Compute one cache's hit ratio by size; each request touches the tail of its prompt first."""
-    from tiertune_agent.replay.curve import curve_document, known_algorithms
+    from tiertune_agent.replay.curve import KNOWN, curve_document
     from tiertune_agent.replay.traces import open_trace
     from tiertune_agent.terminal.progress import bar
     from tiertune_agent.terminal.tables import curve_table, show
 
-    if algorithm not in known_algorithms():
-        raise InputError(f"--algorithm: {algorithm!r} is not one of {', '.join(known_algorithms())}")
+    if algorithm not in KNOWN:
+        raise InputError(f"--algorithm: {algorithm!r} is not one of {', '.join(KNOWN)}")
     if sampled is not None and not 0 < sampled <= 1:
         raise InputError(f"--sampled: {sampled:g} is not a share of the blocks (above 0, at most 1)")
     if sampled is not None and algorithm == "opt":
         raise InputError("--sampled: opt looks ahead over all blocks; leave it out for the exact curve")
-    if seed < 0:
-        raise InputError(f"--seed: {seed} is below 0: name a number from 0 on")
     opened, shares = open_trace(str(trace)), _parse_sizes(sizes)
     with bar("curve", len(shares) if sampled is None else 1) as progress:
         document = curve_document(opened, algorithm, shares, perf_counter, rate=sampled, seed=seed, step=progress.step)
@@ -59,19 +56,11 @@ def curve(
         f"{document['us_per_access']:.2f} µs per access"
     )
     if sampled is not None:
-        typer.echo(_sampled(document, sampled))
+        rates = document["rates"]
+        told = f"asked: {sampled:g}; few blocks take a higher rate, 1 is exact"
+        typer.echo(f"sampled at {min(rates):g} to {max(rates):g} ({told}), seed {seed}")
     show(curve_table(document["points"]))
     result(document, json_path)
-
-
-def _sampled(document: "Json", asked: float) -> str:
-    """The rates actually sampled, in words."""
-    rates: list[float] = document["rates"]
-    if min(rates) == 1 > asked:
-        return f"so few blocks are simulated whole: exact, not sampled at {asked:g}"
-    raised = sum(rate > asked for rate in rates)
-    sizes = f"; {raised} of {len(rates)} sizes are too small for that and were sampled at up to {max(rates):g}"
-    return f"sampled at {min(rates):g}, seed {document['seed']}{sizes if raised else ''}"
 
 
 def replay(
@@ -93,11 +82,10 @@ def replay(
 
     if json_path and html_path and json_path.resolve() == html_path.resolve():
         raise InputError(f"--html: {html_path} is the file of --json, too: name another")
-    cells = grid(traces, scenarios, _names(runs))
-    if policy and not any("tuned" in cell.runs for cell in cells):
+    names = list(dict.fromkeys(part.strip() for part in runs.split(","))) if runs else []
+    if policy and names and "tuned" not in names:
         raise InputError("--policy: only the run tuned follows a policy; add it to --run")
-    rules = _policy(policy) if policy else None
-    cells = [replace(cell, policy=rules) for cell in cells]
+    cells = grid(traces, scenarios, names, _policy(policy) if policy else None)
     start, played = perf_counter(), []
     with bar("replay", sum(len(cell.runs) for cell in cells)) as progress:
         step = progress.step
@@ -115,10 +103,9 @@ def backtest(policy: Path, trace: Path, scenario: Path, json_path: Path | None) 
     from tiertune_agent.terminal.progress import bar
     from tiertune_agent.terminal.tables import backtest_table, show
 
-    cell, *more = grid([trace], [scenario], BACKTEST_RUNS)
+    cell, *more = grid([trace], [scenario], BACKTEST_RUNS, _policy(policy))
     if more:
         raise InputError(f"--scenario: {scenario} is a folder of several: name a file in it")
-    cell = replace(cell, policy=_policy(policy))
     with bar("backtest", len(cell.runs)) as progress:
         document = play(cell, progress.step).document
     _tell(document)
@@ -146,13 +133,12 @@ def _policy(path: Path) -> "Policy":
 
 def _decided(run: "Json") -> Iterator[tuple[str, ...]]:
     """Table rows: every change, then each tuner's last answer that proposed none."""
-    from tiertune_agent.fields import shown
+    from tiertune_agent.fields import change
     from tiertune_connector.units import format_duration
 
     for one in run["changes"]:
-        before, after = (shown(one["field"], one[name]) for name in ("before", "after"))
-        change = f"{one['field']}: {before} → {after}"
-        yield format_duration(one["at_s"]), one["tuner"], change, one["state"].replace("_", " "), one["reason"]
+        told = f"{one['field']}: {change(one['field'], one['before'], one['after'])}"
+        yield format_duration(one["at_s"]), one["tuner"], told, one["state"].replace("_", " "), one["reason"]
     for one in run["answers"]:
         yield format_duration(one["at_s"]), one["tuner"], "", "last answer", one["reason"]
 
@@ -178,7 +164,3 @@ def _parse_sizes(text: str) -> list[float]:
     if not sizes or not all(0 < size <= MOST for size in sizes):
         raise InputError(f"--sizes: {text!r} is not a list of shares (above 0, at most {MOST}) such as 0.01,0.03")
     return sizes
-
-
-def _names(text: str) -> list[str]:
-    return list(dict.fromkeys(part.strip() for part in text.split(","))) if text else []

@@ -8,20 +8,22 @@ request waits in them then. While the link is down, chunks in the remote tier co
 turn comes then fails at once: its chunks are recomputed. Tiers hold the same with and without outages: writes catch up.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from tiertune_agent.replay.contents import ReplayedRequest
-from tiertune_agent.replay.engine import Estimates
-from tiertune_agent.replay.link import Beliefs, Link
-from tiertune_agent.replay.queues import LinkQueue, PrefillQueue
-from tiertune_agent.replay.scenario import Scenario
-from tiertune_connector.cost import ALONE, FetchEstimate, GateDecision, GateSettings, Others, PrefillCost, decide
+from tiertune_agent.replay.link import Beliefs
+from tiertune_connector.cost import ALONE, FetchEstimate, GateDecision, GateSettings, Others, decide
 from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.protocol.reporting import tier_reports
+
+if TYPE_CHECKING:
+    from tiertune_agent.replay.simulate import Replay
 
 CHOOSERS = ("always", "never", "rule", "rule_oracle", "rule_blind")
 """Ways to choose what is fetched: every hit; nothing remote; the gate with estimated costs; the gate with the true
@@ -30,19 +32,6 @@ bandwidth; the gate with estimated costs, but blind to the queues."""
 Report = Callable[[float, Sequence[TierReport]], None]
 """Called with the time at which a gate's outcome is known, which may lie ahead, and its decision and outcome for every
 tier that offered chunks."""
-
-
-@dataclass(frozen=True)
-class World:
-    """What all runs of one replay share."""
-
-    scenario: Scenario
-    chunk_tokens: int
-    chunk_bytes: int
-    prefill: PrefillCost
-    link: Link
-    local: Estimates
-    """What fetches from dram and disk cost."""
 
 
 @dataclass
@@ -56,12 +45,67 @@ class Tally:
     remote_chunks: int = 0
 
 
+class PrefillQueue:
+    """Prefills of one engine, one at a time, in the order in which they are ready: a fetch holds up no other request.
+
+    Put requests in the order of arrival, each after a call of ``until`` with its arrival time; it may be ready later.
+    A prefill that starts by that time was ready by then, so no later arrival could have gone first.
+    """
+
+    def __init__(self) -> None:
+        self._free_s = 0.0
+        self._waiting: list[tuple[float, int, float]] = []  # ready, request, seconds; a heap
+        self._waiting_s = 0.0
+
+    def put(self, request: int, ready_s: float, seconds: float) -> None:
+        """Add a request that can be prefilled from ``ready_s`` on; later requests have larger numbers."""
+        heappush(self._waiting, (ready_s, request, seconds))
+        self._waiting_s += seconds
+
+    def until(self, at_s: float) -> Iterator[tuple[int, float]]:
+        """Start all prefills whose turn comes by ``at_s``; yields each and when it will end, which may lie ahead."""
+        while self._waiting and max(self._free_s, self._waiting[0][0]) <= at_s:
+            ready_s, request, seconds = heappop(self._waiting)
+            self._free_s = max(self._free_s, ready_s) + seconds
+            self._waiting_s = self._waiting_s - seconds if self._waiting else 0.0
+            yield request, self._free_s
+
+    def requests(self, at_s: float) -> int:
+        """How many requests are not done at ``at_s``."""
+        return len(self._waiting) + (self._free_s > at_s)
+
+    def backlog_s(self, at_s: float) -> float:
+        """Seconds of prefill that are not done at ``at_s``, including those of requests that still fetch."""
+        return max(0.0, self._free_s - at_s) + self._waiting_s
+
+
+class LinkQueue:
+    """One transfer after another, in the order in which they are asked for."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque()
+
+    def transfers(self, at_s: float) -> int:
+        """How many transfers are not done at ``at_s``; times must not decrease from call to call."""
+        while self._ends and self._ends[0] <= at_s:
+            self._ends.popleft()
+        return len(self._ends)
+
+    def start_s(self, at_s: float) -> float:
+        """When a transfer asked for at ``at_s`` begins; times as of ``transfers``."""
+        return self._ends[-1] if self.transfers(at_s) else at_s
+
+    def add(self, end_s: float) -> None:
+        """Add a transfer that began at ``start_s`` of when it was asked for, and ends at ``end_s``."""
+        self._ends.append(end_s)
+
+
 class Play:
     """A run in progress."""
 
     def __init__(
         self,
-        world: World,
+        replay: "Replay",
         chooser: str,
         settings: Mapping[str, GateSettings] | None = None,
         report: Report | None = None,
@@ -70,11 +114,11 @@ class Play:
         if chooser not in CHOOSERS:
             raise ValueError(f"there is no way to choose {chooser!r}: use one of {', '.join(CHOOSERS)}")
         self.tally = Tally()
-        self._world, self._chooser = world, chooser
-        self._settings = settings if settings is not None else {}
+        self._replay, self._chooser = replay, chooser
+        self._settings = settings or {}
         self._report = report
-        scenario = world.scenario
-        self._beliefs = [Beliefs(world.link, world.chunk_bytes) for _ in range(scenario.nodes)]
+        scenario = replay.scenario
+        self._beliefs = [Beliefs(replay.link, replay.chunk_bytes) for _ in range(scenario.nodes)]
         self._queueing = scenario.queueing
         queues = scenario.queueing or scenario.routing == "least_loaded"
         self._engines = [PrefillQueue() for _ in range(scenario.engines if queues else 0)]
@@ -101,7 +145,7 @@ class Play:
         if self._queueing:
             self._end(self._engines[found.engine], found.at_s)
         tiers = found.tiers
-        if self._world.link.down(found.at_s):
+        if self._replay.link.down(found.at_s):
             tiers = tiers[: _local(tiers)]
         if self._chooser in {"always", "never"}:
             cut, ready_s, _ = self._fetch(found, tiers if self._chooser == "always" else tiers[: _local(tiers)])
@@ -111,7 +155,7 @@ class Play:
             if self._report is not None and decision.candidates:
                 told = tier_reports(  # what an engine's adapter would report to its store
                     decision,
-                    chunk_tokens=self._world.chunk_tokens,
+                    chunk_tokens=self._replay.chunk_tokens,
                     actual_s=max(seconds.values()) if decision.fetches else None,  # each tier answers for its own part
                     seconds=seconds,
                     failure="failed" if cut < decision.cut else "",
@@ -126,12 +170,12 @@ class Play:
         backlog_s, link_s, others = self._queues(found)
         return decide(
             tiers,
-            computed_tokens=found.computed * self._world.chunk_tokens,
+            computed_tokens=tiers.count("gpu") * self._replay.chunk_tokens,
             prompt_tokens=found.prompt_tokens,
-            chunk_tokens=self._world.chunk_tokens,
-            chunk_bytes=self._world.chunk_bytes,
-            fetch={**self._world.local, "remote": self._remote(found, link_s)},
-            prefill=self._world.prefill.each_s,
+            chunk_tokens=self._replay.chunk_tokens,
+            chunk_bytes=self._replay.chunk_bytes,
+            fetch={**self._replay.local, "remote": self._remote(found, link_s)},
+            prefill=self._replay.prefill.each_s,
             settings=self._settings,
             backlog_s=backlog_s,
             others=others,
@@ -147,12 +191,12 @@ class Play:
     def _remote(self, found: ReplayedRequest, queue_s: float) -> FetchEstimate:
         """The cost that the gate assumes for a fetch over the link."""
         if self._chooser != "rule_oracle":
-            return self._beliefs[self._world.scenario.node(found.engine)].estimate(found.at_s, queue_s)
-        return replace(self._world.link.truth(found.at_s), queue_s=queue_s)
+            return self._beliefs[self._replay.scenario.node(found.engine)].estimate(found.at_s, queue_s)
+        return replace(self._replay.link.truth(found.at_s), queue_s=queue_s)
 
     def _fetch(self, found: ReplayedRequest, tiers: Sequence[str]) -> tuple[int, float, dict[str, float]]:
         """Load the chunks; returns how many leading ones are there then, seconds since arrival, each tier's part."""
-        remote, chunk_bytes, link = tiers.count("remote"), self._world.chunk_bytes, self._world.link
+        remote, chunk_bytes, link = tiers.count("remote"), self._replay.chunk_bytes, self._replay.link
         fetch_s = remote_s = 0.0
         if remote:
             start_s = self._transfers.start_s(found.at_s) if self._queueing else found.at_s
@@ -161,12 +205,12 @@ class Play:
                 self._transfers.add(start_s + took_s)
             fetch_s = remote_s = start_s - found.at_s + took_s
             if took_s:
-                self._beliefs[self._world.scenario.node(found.engine)].observed(start_s, remote, took_s)
+                self._beliefs[self._replay.scenario.node(found.engine)].observed(start_s, remote, took_s)
                 self.tally.remote_chunks += remote
             else:  # the link is down by then
                 tiers = tiers[: _local(tiers)]
         seconds = {"remote": remote_s}
-        for tier, cost in self._world.local.items():
+        for tier, cost in self._replay.local.items():
             chunks = tiers.count(tier)
             seconds[tier] = cost.seconds(chunks, chunks * chunk_bytes)
             fetch_s += seconds[tier]
@@ -174,7 +218,7 @@ class Play:
 
     def _prefill(self, found: ReplayedRequest, cut: int, fetch_s: float) -> None:
         """Compute the rest of the prompt, ``fetch_s`` after the arrival at the earliest."""
-        prefill_s = self._world.prefill.seconds(self._had(found, cut), found.prompt_tokens)
+        prefill_s = self._replay.prefill.seconds(self._had(found, cut), found.prompt_tokens)
         assert prefill_s is not None  # the model tells it
         self.tally.prefill_s += prefill_s
         if self._engines:
@@ -187,7 +231,7 @@ class Play:
                 self.tally.ttft_s[request] += ended_s
 
     def _count(self, found: ReplayedRequest, tiers: Sequence[str]) -> None:
-        tokens, hits = self._world.chunk_tokens, self.tally.hit_tokens
+        tokens, hits = self._replay.chunk_tokens, self.tally.hit_tokens
         for tier, count in Counter(tiers).items():
             hits[tier] += count * tokens
         if tiers:
@@ -195,7 +239,7 @@ class Play:
 
     def _had(self, found: ReplayedRequest, cut: int) -> int:
         """Prompt tokens of the first ``cut`` chunks; at least the last token is always computed."""
-        return min(cut * self._world.chunk_tokens, found.prompt_tokens - 1)
+        return min(cut * self._replay.chunk_tokens, found.prompt_tokens - 1)
 
 
 def _local(tiers: Sequence[str]) -> int:

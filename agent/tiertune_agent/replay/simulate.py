@@ -1,17 +1,16 @@
 """Replay a trace under a virtual clock: the same requests, under several ways to choose what is fetched and kept."""
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
 from tiertune_agent.fields import JsonDict
 from tiertune_agent.policy.document import Policy
-from tiertune_agent.replay.contents import ReplayedRequest, arrivals, contents, route
+from tiertune_agent.replay.contents import FleetPools, ReplayedRequest, Sizes, arrivals, contents, route
 from tiertune_agent.replay.engine import local_costs, prefill_cost
-from tiertune_agent.replay.fleet import FleetPools, Sizes
 from tiertune_agent.replay.link import Link
-from tiertune_agent.replay.play import Play, Tally, World
+from tiertune_agent.replay.play import Play, Tally
 from tiertune_agent.replay.scenario import Scenario, Sized
 from tiertune_agent.replay.traces import Trace
 from tiertune_agent.replay.tuned import ReplayAgent, tuned
@@ -33,17 +32,17 @@ class Replay:
     ) -> None:
         """Replays of one trace may share ``kept`` if their scenarios differ only in model, GPU and link."""
         self.trace, self.scenario = trace, scenario
+        self.chunk_tokens = trace.block_tokens
         self.chunk_bytes = trace.block_tokens * scenario.model.kv_token_bytes
+        self.prefill = prefill_cost(scenario)
+        self.local = local_costs(scenario)
         rng = np.random.default_rng(scenario.seed)
         self.times = arrivals(trace, scenario)
         self._engines = route(trace, scenario, rng)
-        link = Link(scenario.link, scenario.events, float(self.times[-1]), rng)
-        self.world = World(
-            scenario, trace.block_tokens, self.chunk_bytes, prefill_cost(scenario), link, local_costs(scenario)
-        )
+        self.link = Link(scenario.link, scenario.events, self.times[-1], rng)
         self._keep_all = kept is not None
         self._kept: dict[Sizes, list[ReplayedRequest]] = {} if kept is None else kept
-        self._tallies: dict[tuple[Sizes, str], Tally] = {}
+        self._tally = cache(self._played)
 
     @cached_property
     def own(self) -> Sizes:
@@ -78,7 +77,7 @@ class Replay:
 
     def fleet(self, capacities: Sizes) -> FleetPools:
         """Empty pools of these sizes."""
-        return FleetPools(self.scenario, capacities, self.trace.block_tokens)
+        return FleetPools(self.scenario, capacities, self.chunk_tokens)
 
     def play(self, play: Play, fleet: FleetPools, conductor: ReplayAgent | None = None) -> Tally:
         """Play a run to its end; ``conductor`` sees every request before it is looked up, and may change the fleet."""
@@ -122,19 +121,14 @@ class Replay:
         report = self.report(self._tally(self.split(best), "rule"), split=[[0.0, best]])
         return {**report, "is": f"{best:g} remote"}
 
-    def _tally(self, capacities: Sizes, chooser: str) -> Tally:
-        if (capacities, chooser) not in self._tallies:
-            self._tallies[capacities, chooser] = self._played(capacities, chooser)
-        return self._tallies[capacities, chooser]
-
     def _played(self, capacities: Sizes, chooser: str) -> Tally:
         """Play a run; contents that several runs need are kept, if the routing does not depend on the run."""
         keeps = self._keep_all or capacities in (self.own, self.split(0.5))
         if self._engines is None or not keeps:
-            return self.play(Play(self.world, chooser), self.fleet(capacities))
+            return self.play(Play(self, chooser), self.fleet(capacities))
         if capacities not in self._kept:
             self._kept[capacities] = list(contents(self.trace, self.scenario, self._engines, self.fleet(capacities)))
-        return Play(self.world, chooser).all(self._kept[capacities])
+        return Play(self, chooser).all(self._kept[capacities])
 
 
 def runs_of(scenario: Scenario) -> tuple[str, ...]:

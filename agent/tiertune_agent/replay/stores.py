@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tiertune_agent.records import Prospect, Window, covered_s, series, total
-from tiertune_agent.replay.fleet import Sizes
+from tiertune_agent.replay.contents import Sizes
 from tiertune_agent.replay.link import Beliefs
 from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import Candidates, candidates, typical_candidate
@@ -56,11 +56,11 @@ class Stores:
 
     def __init__(self, replay: "Replay", shapes: Sequence[Shape], start: Sizes, margin: float) -> None:
         """``shapes`` are simulated, the fleet begins with ``start``; ``margin`` is the gates'."""
-        scenario, world = replay.scenario, replay.world
+        scenario = replay.scenario
         self._period_s, self.window_s = scenario.period_s, scenario.period_s / WINDOWS
-        self._chunk_bytes, self._world = replay.chunk_bytes, world
-        self._chains, self._offsets = replay.trace.keys, replay.trace.offsets.tolist()
-        self._beliefs = Beliefs(world.link, replay.chunk_bytes)
+        self._chunk_bytes, self._replay = replay.chunk_bytes, replay
+        self._chains, self._offsets = replay.trace.chains, replay.trace.offsets.tolist()
+        self._beliefs = Beliefs(replay.link, replay.chunk_bytes)
         self.costs = Costs(cache(self._prefill_s), {}, margin)
         """What requests pay at the time, by the estimates of a store."""
         total = (start.dram * scenario.nodes + start.remote) * replay.chunk_bytes
@@ -112,16 +112,16 @@ class Stores:
         """The typical candidate of the last windows that had requests with chunks in the remote tier."""
         return typical_candidate(self._candidates)
 
-    def fill_s(self, chunks: int, algorithm: str, present: int) -> float | None:
-        """Seconds in which a pool of ``chunks`` fills, at the rate at which one of ``present`` chunks missed lately.
+    def fill_s(self, chunks: int, algorithm: str) -> float | None:
+        """Seconds in which a pool of ``chunks`` fills, at the rate at which those of the present size missed lately.
 
-        None: it missed nothing.
+        None: they missed nothing.
         """
-        size = present * self._chunk_bytes
+        size = self._chunks * self._chunk_bytes
         labels = {"algorithm": algorithm, "capacity_bytes": str(size)}
         told = [window for window in self.windows if window.gauge(_CAPACITY) == size]  # others need not count at it
         missed = total(told, "whatif_tokens_total", result="miss", **labels) / len(self._pools)
-        return chunks * self._world.chunk_tokens * covered_s(told) / missed if missed else None
+        return chunks * self._replay.chunk_tokens * covered_s(told) / missed if missed else None
 
     def close_window(self, number: int) -> None:
         """Close window ``number`` (from 1), and renew costs, and once a period hot keys, for what follows."""
@@ -142,12 +142,12 @@ class Stores:
         self.windows = self.windows[-KEPT_WINDOWS:]
 
     def _prefill_s(self, chunks: int) -> float:
-        seconds = self._world.prefill.seconds(0, chunks * self._world.chunk_tokens)
+        seconds = self._replay.prefill.seconds(0, chunks * self._replay.chunk_tokens)
         assert seconds is not None  # the model tells it
         return seconds
 
     def _learn_costs(self, at_s: float) -> None:
-        estimates = {**self._world.local, "remote": self._beliefs.estimate(at_s)}
+        estimates = {**self._replay.local, "remote": self._beliefs.estimate(at_s)}
         self.costs.fetch_s = {
             tier: (estimate.t0_s, estimate.per_chunk_s + self._chunk_bytes / estimate.bytes_per_s)
             for tier, estimate in estimates.items()
@@ -164,7 +164,9 @@ class Stores:
                     totals[series("whatif_tokens_total", labels)] += count
         before, self._counted = self._counted, totals
         grown = {name: now - before.get(name, 0.0) for name, now in totals.items()}
-        return {name: count * self._world.chunk_tokens for name, count in grown.items() if count > 0}  # others are none
+        return {
+            name: count * self._replay.chunk_tokens for name, count in grown.items() if count > 0
+        }  # others are none
 
     def _close_remote(self, start: datetime, at_s: float) -> None:
         """Add a window of the remote tier. Its estimate comes from probes, not from nodes' loads."""

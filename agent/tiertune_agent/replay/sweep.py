@@ -20,13 +20,17 @@ from tiertune_agent.replay.contents import arrivals
 from tiertune_agent.replay.report import Played
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.simulate import replay_document, runs_of
-from tiertune_agent.replay.traces import Trace, TraceError, open_trace
+from tiertune_agent.replay.traces import TraceError, open_trace
 from tiertune_agent.terminal.options import InputError
 from tiertune_agent.terminal.progress import Step, unseen
 from tiertune_connector.documents import load_yaml
 
 ANSWERS_S = 5.0
 """Seconds within which a Ray cluster must be reachable."""
+
+
+_trace = lru_cache(maxsize=1)(open_trace)
+"""The trace that this process played last is kept."""
 
 
 class SweepError(RuntimeError):
@@ -44,7 +48,9 @@ class Cell:
     policy: Policy | None = None
 
 
-def grid(traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] = ()) -> list[Cell]:
+def grid(
+    traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] = (), policy: Policy | None = None
+) -> list[Cell]:
     """Every trace under every scenario; a folder stands for the YAML files in it. Without ``runs``: all that exist.
 
     Raises DocumentError, or InputError if there is no scenario or no such run.
@@ -57,7 +63,10 @@ def grid(traces: Sequence[Path], scenarios: Sequence[Path], runs: Sequence[str] 
         if name not in runs_of(scenario):
             there = ", ".join(runs_of(scenario))
             raise InputError(f"--run: there is no run {name!r} in {scenario.name}; there are {there}")
-    return [Cell(str(trace), scenario, tuple(runs or runs_of(scenario))) for trace, scenario in product(traces, loaded)]
+    return [
+        Cell(str(trace), scenario, tuple(runs or runs_of(scenario)), policy)
+        for trace, scenario in product(traces, loaded)
+    ]
 
 
 def play(cell: Cell, step: Step = unseen) -> Played:
@@ -151,9 +160,3 @@ def sweep_document(cells: Sequence[Played], wall_s: float) -> JsonDict:
     if len(cells) == 1:
         return dict(cells[0].document)
     return {"cells": [cell.document for cell in cells], "wall_s": wall_s}
-
-
-@lru_cache(maxsize=1)
-def _trace(name: str) -> Trace:
-    """The trace; the last one that this process played is kept."""
-    return open_trace(name)

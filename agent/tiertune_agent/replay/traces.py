@@ -6,7 +6,7 @@ from functools import cached_property
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,15 +60,10 @@ class Trace:
         return int(np.count_nonzero(np.bincount(self.ids)))
 
     @cached_property
-    def chains(self) -> list[list[int]]:
-        """The block ids of every request, from the head of its prompt."""
+    def chains(self) -> list[list[Key]]:
+        """The block ids of every request, from the head of its prompt: to a pool a key is anything hashable."""
         ids, bounds = self.ids.tolist(), self.offsets.tolist()
         return [ids[start:end] for start, end in pairwise(bounds)]
-
-    @property
-    def keys(self) -> list[list[Key]]:
-        """The chains as keys of a pool, to which a key is anything hashable."""
-        return cast("list[list[Key]]", self.chains)
 
 
 def builtin_trace(name: str) -> Trace:

@@ -15,7 +15,7 @@ from tiertune_agent.policy.budgets import Budgets
 from tiertune_agent.policy.document import Guard, Policy, Rule, made, rates, rules_for, settings_of, split_rules
 from tiertune_agent.policy.guard import Recent, guard
 from tiertune_agent.records import Made, State, Target
-from tiertune_agent.replay.fleet import FleetPools, Sizes
+from tiertune_agent.replay.contents import FleetPools, Sizes
 from tiertune_agent.replay.play import Play, Tally
 from tiertune_agent.replay.scenario import Scenario
 from tiertune_agent.replay.stores import BEGIN, KEPT_REMOTE, POOL, STORE, WINDOWS, Stores
@@ -268,9 +268,9 @@ class ReplayAgent:
         """Seconds in which a node's DRAM fills; None where the change does not affect what it holds."""
         if proposal.field not in (DRAM_FIELD, EVICTION_FIELD):
             return None
-        present = self._fleet.dram_pools[0].capacity
-        chunks = int(proposal.after) // self._chunk_bytes if proposal.field == DRAM_FIELD else present
-        return self.stores.fill_s(chunks, self._algorithm, present)
+        resized = proposal.field == DRAM_FIELD
+        chunks = int(proposal.after) // self._chunk_bytes if resized else self._fleet.dram_pools[0].capacity
+        return self.stores.fill_s(chunks, self._algorithm)
 
     def _soaking(self, tier: str) -> list[Change]:
         return [change for change in self.changes if change.state is State.SOAKING and change.target.tier == tier]
@@ -352,7 +352,7 @@ def conduct(replay: "Replay", policy: Policy | None = None) -> tuple[ReplayAgent
     start = replay.split(START)
     fleet = replay.fleet(start)
     agent = ReplayAgent(replay, policy or DEFAULT_POLICY, start, fleet)
-    return agent, replay.play(Play(replay.world, "rule", agent.gate, agent.stores.report), fleet, agent)
+    return agent, replay.play(Play(replay, "rule", agent.gate, agent.stores.report), fleet, agent)
 
 
 def tuned(replay: "Replay", policy: Policy | None = None) -> JsonDict:

@@ -1,12 +1,16 @@
-"""What the commands share: options, results, failures. Light: ``--help`` imports it."""
+"""What the commands share: options, output, results, failures. Light: ``--help`` imports it."""
 
 import json
 import os
 from collections.abc import Callable
+from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 Parsed = TypeVar("Parsed")
 AGENT = "http://127.0.0.1:7420"
@@ -74,6 +78,12 @@ def fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def say(told: str, document: object, json_path: Path | None) -> None:
+    """Tell people, and write the document to the path of ``--json``."""
+    typer.echo(told)
+    result(document, json_path)
+
+
 def result(document: object, json_path: Path | None) -> None:
     """Write the document to the path of ``--json``."""
     if json_path:
@@ -96,3 +106,24 @@ def printable(told: Any) -> Any:  # noqa: ANN401 (JSON)
     if isinstance(told, dict):
         return {printable(name): printable(value) for name, value in told.items()}
     return [printable(one) for one in told] if isinstance(told, list) else told
+
+
+class _Heard(FileIO):
+    """A file that drops what nobody reads. Any other failure is told once: at its end Python writes the rest again."""
+
+    _failed = False
+
+    def write(self, told: "ReadableBuffer", /) -> int:
+        try:
+            return memoryview(told).nbytes if self._failed else super().write(told)
+        except OSError as error:
+            self._failed = True
+            if isinstance(error, BrokenPipeError):
+                return memoryview(told).nbytes
+            raise
+
+
+def heard(output: TextIOWrapper) -> TextIOWrapper:
+    """The same output, but a reader that leaves, as ``head`` does, does not end the work: its results are elsewhere."""
+    file = BufferedWriter(_Heard(output.fileno(), "w", closefd=False))
+    return TextIOWrapper(file, output.encoding, output.errors, line_buffering=output.line_buffering)

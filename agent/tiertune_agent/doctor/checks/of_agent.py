@@ -84,12 +84,10 @@ def frozen(agent: AgentFacts) -> Told:
 @check("warning")
 def bypassed(facts: AllFacts) -> Found:
     """A store that no agent lists is called straight: there is no agent who could pass the command on."""
-    listed = {str(one["name"]) for one in facts.agent.stores}
-    straight = {store.name: store.url for store in facts.answering if store.name not in listed}
-    off = {store.name for store in facts.answering if store.tuning.get("bypass")}
-    asked = {store.name for store in facts.answering}
-    off |= {str(one["name"]) for one in facts.agent.stores if one.get("bypass") and one["name"] not in asked}
-    for name in sorted(off):
+    told = {str(one["name"]): one.get("bypass") for one in facts.agent.stores}
+    straight = {store.name: store.url for store in facts.answering if store.name not in told}
+    told |= {store.name: store.tuning.get("bypass") for store in facts.answering}  # what it says itself counts
+    for name in sorted(name for name, off in told.items() if off):
         wrong = "it is bypassed: it answers miss to everything, and engines recompute"
         yield name, wrong, f"tiertune bypass off --store {straight.get(name, name)}"
 

@@ -1,7 +1,7 @@
 """Checks of what stores report of themselves: reachable, clocks, versions, health of tiers. Pure."""
 
 from tiertune_agent.doctor.checks.of_agent import ALSO_LOOKED_FOR
-from tiertune_agent.doctor.facts import AllFacts, Clock, StoreFacts
+from tiertune_agent.doctor.facts import AllFacts, StoreFacts
 from tiertune_agent.doctor.finding import Found, Told, check, of_store
 from tiertune_agent.fields import Json, read
 from tiertune_agent.incidents.detectors import GROWS_BY
@@ -27,11 +27,8 @@ def store_unreachable(facts: AllFacts) -> Found:
 @check("warning")
 def clock_skew(facts: AllFacts) -> Found:
     """Against the agent's clock; without one, against this host's."""
-    agent = facts.agent.clock
-    base, whose = (agent, "the agent's") if agent else (Clock(0.0, 0.0), "this host's")
+    base, whose = facts.agent.clock, "the agent's" if facts.agent.answers else "this host's"
     for store in facts.answering:
-        if store.clock is None:
-            continue
         ahead_s, doubt_s = store.clock.ahead_s - base.ahead_s, store.clock.doubt_s + base.doubt_s
         if abs(ahead_s) > SKEW_S + doubt_s:
             way = "ahead of" if ahead_s > 0 else "behind"
