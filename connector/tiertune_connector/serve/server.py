@@ -82,7 +82,7 @@ class Server:
         self._turns = Turns(self._handle, self._ended)
         self._waiters = Waiters(self.counters)
         store = self.store
-        self._parts: dict[type[Message], Callable[[Session, Any], Message | None]] = {
+        self._takers: dict[type[Message], Callable[[Session, Any], Message | None]] = {
             Reserve: store.storing.reserve,
             Commit: store.storing.commit,
             Own: store.lookups.own,
@@ -263,11 +263,11 @@ class Server:
                 until, tell = time.monotonic() + message.deadline_s, partial(self._part, connection)
                 answer = partial(store.loads.load, session, message, until, wait=bool(kind), tell=tell)
                 serve = partial(self._answer, connection, answer)
-            case _ if type(message) in self._parts:
+            case _ if type(message) in self._takers:
                 many = isinstance(message, Reserve | Commit) and len(message.keys) > AT_ONCE
                 damaged = isinstance(message, Release) and message.damaged
                 kind = "store" if many else "damage" if damaged else ""
-                serve = partial(self._answer, connection, partial(self._parts[type(message)], session, message))
+                serve = partial(self._answer, connection, partial(self._takers[type(message)], session, message))
             case _:
                 raise msgspec.ValidationError(f"a client may not send {type(message).__name__} here")
         if kind:

@@ -164,7 +164,10 @@ class Arrivals:
 
     def _end(self, arrival: Arrival, outcome: Outcome) -> None:
         del self._coming[arrival.place]
-        self._numbers[arrival.place[0], arrival.lane] -= 1
+        where = arrival.place[0], arrival.lane
+        self._numbers[where] -= 1
+        if not self._numbers[where]:
+            del self._numbers[where]
         arrival.outcome, arrival.at = outcome, self.clock()
 
     def _bring(self, arrival: Arrival) -> None:

@@ -19,9 +19,9 @@ LENGTHS = (0, 1024, 4096, 16384)
 STAGES = 64
 """Stage names counted apart, at most: clients choose them."""
 REMEMBERED = 1 << 20
-"""Chunks, in 8 MiB; of several with the same place, the latest."""
+"""Chunks whose engine is known, in 8 MiB; of several with the same place, the latest."""
 _NAMED = 1 << 16
-"""Engines, at most. Their numbers replace a digest's lowest bits, which the place tells already."""
+"""Engines known by a number, at most. It replaces a digest's lowest bits, which the place tells already."""
 _REASONS = frozenset(Reason)
 
 

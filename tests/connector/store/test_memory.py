@@ -87,6 +87,12 @@ def test_what_two_engines_compute_at_a_time_is_counted_once_too_often(store, eng
         other.client.tell(Report([TierReport("dram", 1, 16, 48, "cheaper", 0.1, 1.0, 3.0, "won")]))
         other.heard()
         assert again() == 8, "a counter does not fall"
+        http.post("/v1/bypass", {"on": True})
+        asked = other.client.lookup("bypassed", keys, prompt_tokens=8 * CHUNK_TOKENS, defer=True)
+        assert asked.result(30).tiers == []
+        http.post("/v1/bypass", {"on": False})
+        assert other.put(keys, "bypassed") == ["present"] * 6 + ["busy"] * 2
+        assert again() == 8, "while it was bypassed the store was not asked"
 
 
 def test_a_chunk_is_visible_with_its_commit_and_not_before(store, engine):
@@ -204,13 +210,14 @@ def test_a_cut_needs_all_chunks_of_another_whole_group(remote, store, engine):
 
 
 def test_a_deferred_lookup_is_counted_from_what_the_engine_lacked(remote, store, engine, http):
-    """A chunk on the device or in staging is no hit of DRAM's, and is not asked of the remote."""
+    """A chunk on the device or in staging is no hit of DRAM's, and is not asked of the remote. It is counted once."""
     keys = chain("k", 6)
     engine.put(keys[:4])
     before = http.total("tier_lookup_tokens_total")
     find(engine, keys, defer=True)
     assert http.total("tier_lookup_tokens_total") == before
-    engine.client.tell(Own("r", 2, 1))
+    for _ in range(2):
+        engine.client.tell(Own("r", 2, 1))
     engine.heard()
     counted = {
         (tier, result): http.total("tier_lookup_tokens_total", tier=tier, result=result) / 16
