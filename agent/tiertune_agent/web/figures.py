@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 
 from tiertune_agent.records import Window, added_up, ended
 from tiertune_agent.tuners.base import TypicalCandidate
@@ -88,6 +90,7 @@ def off_spans(changes: Switched, now_is: str, since: datetime, now: datetime) ->
     If it is on now by no known change, nobody knows how long it was off.
     """
     first = {"on": "off", "off": "on"}[changes[0][1]] if changes else now_is
-    states = [(since, first), *((max(at, since), to) for at, to in changes)]
+    told = [(since, first), *((max(at, since), to) for at, to in changes)]
+    states = [next(same) for _, same in groupby(told, key=itemgetter(1))]  # off again: it was off, as far as is known
     ends = [*(at for at, _ in states[1:]), now if now_is == "off" else states[-1][0]]
     return [(at, end) for (at, to), end in zip(states, ends, strict=True) if to == "off" and at < end]
