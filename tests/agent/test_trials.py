@@ -340,6 +340,15 @@ def test_a_shape_between_those_simulated_costs_in_between():
     assert cost_of(Prospect(DIGEST, START, 300.0, 1, {str(HALF): 1.0}), MORE) is None
 
 
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_a_remote_that_changed_meanwhile_moves_no_verdict_on_dram(size):
+    """Neither size is simulated then, and others are equally far from each: both are told by the cheaper of these."""
+    costs = {f"{each * GIB}/0/{300 * GIB}": each**-0.3 for each in (1, 2, 4, 8, 16, 32, 64)}
+    told = Prospect(DIGEST, START, 300.0, 1, costs)
+    less, more = (cost_of(told, gib(each, 200)) for each in (size, 2 * size))
+    assert more / less == pytest.approx(2**-0.3)
+
+
 def test_a_week_of_prospects_looks_for_the_nearest_shapes_once(monkeypatch):
     """Twenty thousand tell of the same shapes, and a round waits for a review."""
     asked = Mock(side_effect=trials._distance)

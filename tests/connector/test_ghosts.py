@@ -1,5 +1,7 @@
 """Ghosts of a real store's pools: what they say of the pool's own algorithm is what the pool does."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
@@ -124,6 +126,22 @@ def test_a_counter_never_falls():
         assert all(now[labels] >= value for labels, value in before.items())
         before = now
     assert max(before.values()) > 0
+
+
+def test_a_counter_does_not_fall_after_one_that_could_not_be_told(monkeypatch):
+    """What failed is told at the next scrape, from where it was: estimates that fell meanwhile are not shown."""
+    room = Room(2000, STRIDE)
+    ghosts, counted = Ghosts(room), {("lru", 2000): (10.0, 20.0)}
+    monkeypatch.setattr(ghosts._ghosts, "counts", lambda: counted)
+    before = list(ghosts.rows(DIGEST, "llama", 1))
+    with monkeypatch.context() as failing:
+        failing.setattr(ghosts._ghosts, "counts", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            list(ghosts.rows(DIGEST, "llama", 1))
+    counted["lru", 2000] = 9.0, 20.0
+    after = list(ghosts.rows(DIGEST, "llama", 1))
+    assert [value for *_, value in before] == [10.0, 10.0]
+    assert [value for *_, value in after] == [10.0, 11.0]
 
 
 def test_a_pool_that_comes_to_a_size_of_the_curve_counts_on():

@@ -256,6 +256,19 @@ def test_a_pool_that_shrinks_forgets_what_was_hot_in_it(traffic, capacity):
         assert told / came == pytest.approx(hits / keys, abs=0.05)
 
 
+@pytest.mark.parametrize("before", [200, 2_000, 100_000])
+def test_where_the_rate_changes_all_ghosts_begin_anew(traffic, before):
+    """Of what they held, only some had been sampled as it is now: they tell what those of a new pool do."""
+    chains, _ = traffic
+    resized, new = feed(PoolGhosts(before), chains[:1_000]), feed(PoolGhosts(100), chains[1_000:])
+    resized.resize(100)
+    then = resized.counts()
+    told = feed(resized, chains[1_000:]).counts()
+    for which, counted in new.counts().items():
+        since = (now - begun for now, begun in zip(told[which], then.get(which, (0, 0)), strict=True))
+        assert tuple(since) == pytest.approx(counted)
+
+
 @given(chains=grown(), cuts=st.integers(1, 9))
 def test_requests_may_be_followed_together(chains, cuts):
     """Some at once count what they count one after another, hot keys among them or not."""

@@ -24,13 +24,10 @@ class GateTuner(OfRemote):
         if margin != wanted:
             reason = f"the policy says margin {wanted:g}, the store has {margin}"
             return Proposal(MARGIN, margin, wanted, reason, {"requests": 0} if learned else {})  # so is the floor
-        now, policy, windows = (
-            read(current.tuning, FLOOR),
-            self.settings.min_fetch_tokens,
-            since_change(history, current),
-        )
+        now, policy = read(current.tuning, FLOOR), self.settings.min_fetch_tokens
         if now is None or now < policy:
             return Proposal(FLOOR, now, policy, f"the policy says min_fetch_tokens {policy}, the store has {now}")
+        windows = since_change(history, current)
         short = losing_lengths(windows, self.settings.disable_after)
         if short is not None and short.tokens > now:
             return Proposal(FLOOR, now, short.tokens, short.reason, {"requests": short.requests}, short.requests)

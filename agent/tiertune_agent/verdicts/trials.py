@@ -161,21 +161,25 @@ def shapes(decision: Decision) -> tuple[Shape, Shape]:
 
 
 def cost_of(prospect: Prospect, shape: Shape) -> float | None:
-    """What requests would have cost under a shape: as simulated, or interpolated between the two nearest; or None."""
+    """What requests would have cost under a shape: as simulated, or interpolated between the two nearest; or None.
+
+    Half and double a size are equally far: of such the cheaper counts, whichever shape is asked for.
+    """
     exact = prospect.costs.get(str(shape))
     if exact is not None:
         return exact
-    near = _nearest(tuple(prospect.costs), shape)
+    near = sorted((apart, prospect.costs[key]) for apart, key in _nearest(tuple(prospect.costs), shape))[:2]
     if len(near) < 2:
         return None
-    (one, nearest_key), (other, further_key) = near
-    return (prospect.costs[nearest_key] * other + prospect.costs[further_key] * one) / (one + other)
+    (one, cost), (other, further) = near
+    return (cost * other + further * one) / (one + other)
 
 
 @lru_cache(maxsize=64)
 def _nearest(told: tuple[str, ...], shape: Shape) -> list[tuple[float, str]]:
-    """The two nearest of the shapes told of; cached: a week of prospects tells of few."""
-    return sorted((_distance(Shape.parse(key), shape), key) for key in told if "@" not in key)[:2]
+    """The two nearest of the shapes told of, and all as near as they are; cached: a week of prospects tells of few."""
+    apart = sorted((_distance(Shape.parse(key), shape), key) for key in told if "@" not in key)
+    return [one for one in apart if one[0] <= apart[:2][-1][0]]
 
 
 def coarse(trial: Trial, parts: int) -> Trial:

@@ -29,7 +29,7 @@ _WAITING_CHUNKS = 1 << 18
 """Most chunks kept until they are studied."""
 _CANDIDATES = 128
 
-ROOM = 32_768
+KEPT = 32_768
 """Most samples kept for whoever asks before they are pushed out."""
 PAGE = 8_192
 _NOTHING = (0.0, 0.0, 0.0)
@@ -70,7 +70,7 @@ class LookupRecord(NamedTuple):
 class Samples:
     """A ring of at most ``room`` samples; new ones push out the oldest. Not thread-safe."""
 
-    def __init__(self, room: int = ROOM) -> None:
+    def __init__(self, room: int = KEPT) -> None:
         self._ring: deque[tuple[LookupRecord, Pick]] = deque(maxlen=room)
         self.next = 0
         """Sequence number of the next sample; the first one is 0."""
@@ -139,8 +139,8 @@ class Ghosts:
 
     def rows(self, namespace: str, model: str, chunk_tokens: int) -> Iterator[Gauge]:
         """The pool's series of ``whatif_tokens_total``."""
-        before, self._told = self._told, {}
-        for (algorithm, capacity), (hits, chunks) in self._ghosts.counts().items():
+        counts, before, self._told = self._ghosts.counts(), self._told, {}
+        for (algorithm, capacity), (hits, chunks) in counts.items():
             hit, missed, came = before.get((algorithm, capacity), _NOTHING)
             if chunks < came:  # the ghosts count anew there
                 hit, missed, _ = _NOTHING
