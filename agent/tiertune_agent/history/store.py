@@ -82,7 +82,8 @@ class History(OfHistory):
         with self._session() as session:
             for row in session.scalars(select(StoreRow).where(there, StoreRow.expected_at.is_(None))):
                 row.expected, row.expected_at = row.tuning, row.last_seen  # as schemas before 0010 leave it
-            return {name: Expectation(*told) for name, *told in session.execute(select(*columns).where(there))}
+            found = session.execute(select(*columns).where(there))
+            return {row.name: Expectation(row.expected, row.expected_at, row.differs_since) for row in found}
 
     def expect(self, anew: Mapping[str, tuple[datetime, Expectation]]) -> None:
         """Set what is expected of stores; not where another was set meanwhile than that known since then."""
