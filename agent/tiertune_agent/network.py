@@ -142,7 +142,9 @@ def asked_whole(
 
 
 def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
-    """The JSON of an answer, with ``?`` for half a character; ValueError if it is none: ``NaN`` is not.
+    """The JSON of an answer, with ``?`` for half a character, and ``\ufffd`` for bytes that are none.
+
+    ValueError if it is no JSON: ``NaN`` is not.
 
     httpx.HTTPStatusError if it is none because something else failed, as a proxy that reaches nobody.
     """
@@ -151,7 +153,7 @@ def json_of(answer: httpx.Response) -> Any:  # noqa: ANN401 (JSON)
         raise ValueError(f"{constant} is no number")
 
     try:
-        document = answer.json(parse_constant=refuse)
+        document = json.loads(answer.content.decode("utf-8-sig", "replace"), parse_constant=refuse)
         if _HALF.search(answer.content):
             document = json.loads(json.dumps(document, ensure_ascii=False).encode(errors="replace"))
     except (RecursionError, ValueError) as error:

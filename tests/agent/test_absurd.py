@@ -44,7 +44,8 @@ def answering(store, name, change):
 
     def answer(request):
         sound = told(request)
-        return httpx.Response(200, text=change(json.dumps(json.loads(sound.content))), headers={**sound.headers})
+        text = change(json.dumps(json.loads(sound.content)))
+        return httpx.Response(200, content=text.encode(errors="surrogatepass"), headers={**sound.headers})
 
     setattr(store, name, answer)
     return lambda: setattr(store, name, told)
@@ -259,6 +260,24 @@ def test_as_many_levels_as_can_be_kept_are_no_nonsense():
         check({"later": told}, STATUS, "status")
 
 
+@pytest.mark.parametrize("name", ["n" * 256, "n\0"])
+@pytest.mark.parametrize("where", ["get_status", "get_tuning"])
+def test_a_pool_that_the_database_would_call_otherwise_is_nonsense(both, odd, where, name):
+    """What is decided about it would not be found again. The incident says what is wrong."""
+    agent, pass_one = both
+    answering(odd, where, lambda text: json.dumps(json.loads(text) | {"pools": {name: {}}}))
+    assert ("store_nonsense", "host-b") in pass_one()
+    (told,) = [one["message"] for one in agent.history.journal.incidents() if one["kind"] == "store_nonsense"]
+    assert f"in {where.removeprefix('get_')}.pools something is called 'n" in told
+
+
+def test_a_name_that_nothing_is_left_of_is_none(both, odd):
+    """The database knows no zero byte."""
+    _, pass_one = both
+    odd.name = "\0"
+    assert ("store_nonsense", "host-b") in pass_one()
+
+
 @pytest.mark.parametrize("name", ["host-a\0", "host-a" * 60])
 def test_names_that_the_database_cannot_tell_apart_stop_nobody(both, store, odd, name):
     """The second of them is told, as one that has the other's name is; every other store is tuned."""
@@ -271,12 +290,13 @@ def test_names_that_the_database_cannot_tell_apart_stop_nobody(both, store, odd,
     assert kept.url == "http://host-a:7410"
 
 
-def test_half_a_character_in_a_stores_name_stops_nobody(both, store, odd):
+@pytest.mark.parametrize(("half", "left"), [(r"\ud800", "?"), ("\ud800", 3 * "\ufffd")], ids=["escaped", "raw"])
+def test_half_a_character_in_a_stores_name_stops_nobody(both, store, odd, half, left):
     """It is called by what is left of it, and the other one is tuned."""
     agent, pass_one = both
-    answering(odd, "get_counters", lambda text: text.replace('"host-b"', '"host-\\ud800"'))
+    answering(odd, "get_counters", lambda text: text.replace('"host-b"', f'"host-{half}"'))
     store.bandwidth = SLOW
     for _ in range(3):
         pass_one()
     assert fetch(store) == "off"
-    assert "host-?" in [one.name for one in agent.history.stores()]
+    assert f"host-{left}" in [one.name for one in agent.history.stores()]

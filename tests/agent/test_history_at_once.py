@@ -75,6 +75,22 @@ def test_a_bypass_that_is_wished_while_another_is_acknowledged_stays(history):
     assert history.stores()[0].pending_bypass is None
 
 
+@pytest.mark.parametrize("command", ["all", "one"])
+def test_who_is_met_while_a_bypass_of_all_is_lifted_does_not_hear_it(history, command):
+    """A round found it wished; it is lifted before the new store's row is there, of which no command knows yet."""
+    remember(history, store="there", url="http://there")
+    history.wish_bypass_of_all(on=True)
+    lifted = {
+        "all": lambda: history.wish_bypass_of_all(on=False),
+        "one": lambda: history.wish_bypass({"there": "http://there"}, on=False),
+    }
+    met = meanwhile(history, "stores", lifted[command])
+    seen = [(snapshot(store=name, url=f"http://{name}", at=after(seconds=15)), Rates()) for name in ("there", "new")]
+    history.remember(seen)
+    assert met
+    assert {store.name: store.pending_bypass for store in history.stores()} == {"there": False, "new": None}
+
+
 @pytest.mark.parametrize("earlier", [None, False])
 def test_a_wish_for_a_store_is_kept_while_another_is_met_at_its_address(history, earlier):
     """Whoever answers there hears the last one."""
@@ -162,6 +178,20 @@ def test_so_do_two_that_keep_or_drop_wishes_of_several_addresses(history, databa
     }
     wish = lambda: history.wish_bypass({f"b{place}": url for place, url in enumerate("zma")}, on=True)  # noqa: E731
     assert not held_up(database, "wishes where url = 'm'", others[other], wish)
+
+
+@on_postgres
+@pytest.mark.parametrize("first", ["lift", "round"])
+def test_a_bypass_of_all_is_lifted_before_a_round_or_after_it(history, database, first):
+    """Also where a round meets none but new stores: of those that hear it, whoever lifts it afterwards knows."""
+    history.wish_bypass_of_all(on=True)
+    acts = {
+        "lift": lambda: history.wish_bypass_of_all(on=False),
+        "round": lambda: history.remember([(snapshot(store="new"), Rates())]),
+    }
+    assert not held_up(database, "wishes where url = 'fleet'", acts.pop(first), *acts.values())
+    assert history.store("new").pending_bypass == (None if first == "lift" else True)
+    assert history.wishes(["fleet"]) == {}
 
 
 def test_a_store_that_comes_back_while_others_are_forgotten_is_not(history, monkeypatch):

@@ -58,7 +58,7 @@ def parse(document: Json) -> Reading:
             labels = tuple(zip(names, row[: len(names)], strict=True))
             rows[name, labels] = _value(name, row[len(names) :], SQUARE if SQUARED in labels else NUMBER)
     store, time_s = document["store"], document["time_s"]
-    if not isinstance(store, str) or not store:
+    if not isinstance(store, str) or not cut(store):
         raise TypeError(f"its name is {store!r:.50}")
     check(time_s, NUMBER, "its time")
     return Reading(cut(store), str(document["boot_id"]), float(time_s), rows)

@@ -48,8 +48,9 @@ TUNING = {
 
 
 def check(told: Any, shape: Any, place: str, levels: int = LEVELS) -> None:  # noqa: ANN401 (JSON)
-    """Raise TypeError naming the first place of another shape, or of what no database takes: an infinite number.
+    """Raise TypeError naming the first place of another shape, or of what no database takes.
 
+    That is an infinite number, or what is called otherwise than the database would have it, where names are read.
     ValueError for nesting without end. What is missing or null is not checked.
     """
     if not levels and isinstance(told, dict | list):
@@ -62,17 +63,17 @@ def check(told: Any, shape: Any, place: str, levels: int = LEVELS) -> None:  # n
     elif isinstance(told, dict):
         inner = shape if isinstance(shape, dict) else {}
         for name, value in told.items():
+            if inner and name != cut(name):
+                raise TypeError(f"in {place} something is called {name!r:.50}")
             of = inner.get(name, inner.get(EACH, UNREAD))
             if of != ELSEWHERE and (value is not None or (EACH in inner and isinstance(of, dict))):
                 check(value, of, f"{place}.{name}", levels - 1)
 
 
 def _fits(told: Any, shape: Any) -> bool:  # noqa: ANN401 (JSON)
-    """Whether it is of this shape; what a mapping holds is not looked at, but its names must be as the database's."""
+    """Whether it is of this shape; what a list or a mapping holds is not looked at."""
     if isinstance(shape, float):
         return isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told < shape
     if shape == UNREAD:
         return not isinstance(told, float) or isfinite(told)
-    if isinstance(shape, dict):
-        return isinstance(told, dict) and all(name == cut(name) for name in told)
-    return isinstance(told, type(shape) if isinstance(shape, list) else shape)
+    return isinstance(told, type(shape) if isinstance(shape, dict | list) else shape)

@@ -82,8 +82,8 @@ class History(OfHistory):
         with self._session() as session:
             for row in session.scalars(select(StoreRow).where(there, StoreRow.expected_at.is_(None))):
                 row.expected, row.expected_at = row.tuning, row.last_seen  # as schemas before 0010 leave it
-            found: Sequence[Any] = session.execute(select(*columns).where(there)).all()
-        return {name: Expectation(*told) for name, *told in found}
+            found = session.execute(select(*columns).where(there))
+            return {row.name: Expectation(row.expected, row.expected_at, row.differs_since) for row in found}
 
     def expect(self, anew: Mapping[str, tuple[datetime, Expectation]]) -> None:
         """Set what is expected of stores; not where another was set meanwhile than that known since then."""
@@ -168,9 +168,10 @@ class History(OfHistory):
             if self.named:
                 left = StoreRow.name.in_(ours), StoreRow.url.not_in(self.named())
                 session.execute(update(StoreRow).where(*left).values(url=NOWHERE))
-            session.execute(delete(WishRow).filter_by(url=FLEET))
             if on:
                 _keep(session, FLEET, on=True)
+            else:
+                session.execute(delete(WishRow).filter_by(url=FLEET))
 
     def acknowledge_bypass(self, heard: Iterable[tuple[str, str, bool]]) -> None:
         """Note that who answers there has it, as its next answer will say. Another wish that came meanwhile stays.
@@ -202,7 +203,7 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
     names = [snapshot.store for snapshot in snapshots]
     columns = (StoreRow.name, StoreRow.summed_until, StoreRow.candidates)
     known = {row.name: row for row in session.execute(select(*columns).where(StoreRow.name.in_(names)))}
-    bypassed = session.get(WishRow, FLEET) and True
+    bypassed = session.get(WishRow, FLEET)
     served = _served_again(session, snapshots) if bypassed else {}
     new, old = list[dict[str, Any]](), list[dict[str, Any]]()
     for one in snapshots:
@@ -213,16 +214,7 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
         if row:
             old.append(state)
         else:  # the tuning of one seen for the first time is taken as intended
-            pending = None if one.observed else bypassed
-            new.append(
-                {
-                    **state,
-                    "first_seen": one.at,
-                    "expected": one.tuning,
-                    "expected_at": one.at,
-                    "pending_bypass": pending,
-                }
-            )
+            new.append({**state, "first_seen": one.at, "expected": one.tuning, "expected_at": one.at})
     here = [snapshot.url for snapshot in snapshots if not snapshot.observed]  # several sources may share one
     moved = select(StoreRow.name, StoreRow.url).where(StoreRow.url.in_(here), StoreRow.name.not_in(names))
     former = {row.name: row.url for row in session.execute(moved)}
@@ -231,8 +223,8 @@ def _write_stores(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
     for statement, rows in ((insert(StoreRow), new), (update(StoreRow), old)):
         if rows:
             session.execute(statement, rows)
-    if served:
-        _hold_or_lift(session, served)
+    if bypassed:
+        _hold_or_lift(session, [one.store for one in snapshots if not (one.observed or one.store in known)], served)
     if former:  # their rows are locked by now: what was wished of them meanwhile is read here
         left = session.scalars(select(StoreRow).where(StoreRow.name.in_(former))).all()
         for gone in sorted(left, key=lambda row: former[row.name]):  # all lock wishes by address, after stores
@@ -252,10 +244,10 @@ def _served_again(session: Session, snapshots: Sequence[Snapshot]) -> dict[str, 
     return {name: found[name].get("version", 0) > was.get("version", 0) for name, was in known if was.get("bypass")}
 
 
-def _hold_or_lift(session: Session, served: Mapping[str, bool]) -> None:
-    """All were bypassed: who lost its state hears it as a new one does; lifted by hand, it holds for no new one."""
-    lost = [name for name, lifted in served.items() if not lifted]
-    still = select(WishRow).filter_by(url=FLEET).exists()  # their rows are locked by now
-    altered(session, update(StoreRow).where(StoreRow.name.in_(lost), still).values(pending_bypass=True))
-    if len(lost) < len(served):
+def _hold_or_lift(session: Session, new: Sequence[str], served: Mapping[str, bool]) -> None:
+    """All were bypassed: new ones hear it, and who lost its state; lifted by hand, it holds for no new one."""
+    hear = [*new, *(name for name, lifted in served.items() if not lifted)]
+    if session.scalar(select(WishRow.url).filter_by(url=FLEET).with_for_update()):  # not lifted meanwhile, nor now
+        altered(session, update(StoreRow).where(StoreRow.name.in_(hear)).values(pending_bypass=True))
+    if any(served.values()):
         altered(session, delete(WishRow).filter_by(url=FLEET))
