@@ -38,6 +38,11 @@ class TestTimes:
         assert set(gate.attributes) == {f"tiertune.{name}" for name in ("decision", "reason", "cut", "backlog_seconds")}
         assert (gate.start_ns, gate.end_ns) == (102 * SECOND, 103 * SECOND)
 
+    def test_an_answer_behind_a_late_lookup_is_left_out(self):
+        """It may come in the moment in which the scheduler gives it up; the request goes on without it."""
+        _, lookup = spans(tiers=["dram"], late=True, nothing="unreachable", decision=None, reports=())
+        assert lookup.attributes == {"tiertune.chunks": 10, "tiertune.late": True, "error.type": "late"}
+
     def test_a_load_lasts_as_long_as_it_took(self):
         """The remote's chunks come into DRAM first; the copy out of DRAM follows and ends the load."""
         dram, remote = (span for span in spans() if span.name == "tiertune.load")

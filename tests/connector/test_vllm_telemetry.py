@@ -116,6 +116,18 @@ def test_only_requests_of_a_holdout_with_remote_chunks_tell(told, client, other)
     assert client.first_tokens == []
 
 
+def test_that_nothing_is_fetched_is_reported_with_the_answer(told, client):
+    """Once, and not first when the request ends, which may be minutes later."""
+    request = ask()
+    request.trace.reports = ()
+    for _ in range(2):
+        told.settled(request)
+        ((report,),) = client.reports
+        assert (report.tier, report.outcome) == ("remote", "skipped")
+    told.finished(request, request.trace)
+    assert len(client.reports) == 1
+
+
 CHAIN = [b"a", b"b", b"c", b"d"]
 
 

@@ -80,11 +80,12 @@ def outcome(trace: RequestTrace) -> str:
 def _lookup(trace: RequestTrace) -> Iterator[Span]:
     if not trace.looked_up_at:
         return
+    tiers, nothing = ((), "") if trace.late else (trace.tiers, trace.nothing)  # an answer may come as it is given up
     attributes = {
         "tiertune.chunks": trace.chunks,
         "tiertune.late": trace.late,
-        "tiertune.reason": trace.nothing or None,
-        **{f"tiertune.chunks.{tier}": trace.tiers.count(tier) for tier in dict.fromkeys(trace.tiers)},
+        "tiertune.reason": nothing or None,
+        **{f"tiertune.chunks.{tier}": tiers.count(tier) for tier in dict.fromkeys(tiers)},
     }
     times = trace.arrived_at, trace.looked_up_at
     yield _span(trace, "tiertune.lookup", times, attributes, "late" if trace.late else "")

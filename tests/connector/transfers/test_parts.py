@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from connector.stores import eventually
 from connector.transfers.fake_client import ROW, drained, load
 from tiertune_connector.client.store_client import ArrivedPart
@@ -21,6 +23,26 @@ def test_what_comes_is_copied_before_all_has_come(transfers, client, staging):
     assert job.succeeded
     assert [int(row[-1]) for row in staging] == [2, 0, 3, 1]
     client.gave_back_once()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_comes_while_a_part_is_copied_is_copied_next(transfers, client, whole):
+    """More parts, or the reply: neither waits for the other."""
+    client.hold_parts.clear()
+    found = client.holds()
+    load(transfers)
+    client.arriving([ArrivedPart(0, found[0], 1000)])
+    assert client.copying.wait(10)
+    if whole:
+        client.comes(found)
+    else:
+        client.arriving([ArrivedPart(1, found[1], 1000)])
+    client.hold_parts.set()
+    if whole:
+        (job,) = eventually(transfers.take)
+        assert job.succeeded
+    else:
+        eventually(lambda: ArrivedPart(1, found[1], 1000) in client.parts)
 
 
 def test_a_deadline_ends_a_load_between_two_parts(transfers, client, clock, staging):

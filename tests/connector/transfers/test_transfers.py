@@ -152,7 +152,7 @@ def test_a_load_does_not_wait_for_the_copies_of_stores(transfers, client, stagin
 
 
 def test_a_load_that_waits_for_a_copying_thread_is_late_too(client, clock, staging):
-    """Its deadline ends it while other copies are before it; its slots go back, and staging is not touched."""
+    """Its deadline ends it while other copies are before it; its slots go back then, and staging is not touched."""
     transfers = Transfers(client, staging, clock=clock, threads=1)
     client.hold.clear()
     found = client.holds()
@@ -163,10 +163,29 @@ def test_a_load_that_waits_for_a_copying_thread_is_late_too(client, clock, stagi
     clock.now += 1.0
     (job,) = transfers.take()
     assert (job.id, job.late, job.done) == (2, True, [])
+    assert client.released == [job.reply]
     client.hold.set()
     transfers.close(10)
     assert not staging[3].any()
     assert len(client.released) == 2
+
+
+def test_a_load_that_a_drain_ended_is_not_copied_in_its_time_either(client, clock, staging):
+    """It waits for a copying thread, and its deadline is far: its rows may be another request's by then."""
+    transfers = Transfers(client, staging, clock=clock, threads=1)
+    client.hold.clear()
+    for job in (1, 2):
+        load(transfers, job, [0, 1, 2] if job == 1 else [3, 3, 3])
+        client.comes(question=-1)
+    assert client.copying.wait(10)
+    closing = threading.Thread(target=transfers.close, args=(0,))
+    closing.start()
+    (job,) = eventually(transfers.take)
+    assert (job.id, job.done) == (2, [])
+    client.hold.set()
+    closing.join(10)
+    assert staging[0].any()
+    assert not staging[3].any()
 
 
 def test_a_store_writes_what_is_wanted_and_then_commits_it(transfers, client, staging):
@@ -181,16 +200,48 @@ def test_a_store_writes_what_is_wanted_and_then_commits_it(transfers, client, st
     (job,) = transfers.take()
     assert job.succeeded
     assert client.committed == [wanted]
+    assert client.aborted == []
     assert int(client.payloads[wanted][0]) == 2
 
 
 def test_a_store_that_says_less_than_it_was_asked_fails_the_job_alone(transfers, client):
-    """One of another version: vLLM's scheduler, which is told of the job, must not end on it."""
+    """One of another version: vLLM's scheduler, which is told of the job, must not end on it. It has its slots back."""
+    given = slot(0)
     store(transfers)
-    client.grants(Reserved([None] * 3, ["present"]))
+    client.grants(Reserved([given, None, None], [""]))
     job = drained(transfers)
     assert not job.succeeded
     assert job.results == ["failed"] * 3
+    assert client.aborted == [given]
+
+
+def test_a_store_whose_connection_is_gone_has_failed(transfers, client, monkeypatch):
+    """Nothing is committed, whichever of its slots are still there."""
+    monkeypatch.setattr(client, "write", lambda *_: False)
+    store(transfers)
+    client.grants()
+    job = drained(transfers)
+    assert job.results == ["failed", "full", "full"]
+    assert (client.committed, client.aborted) == ([], [slot for slot in ONE_GRANTED.slots if slot])
+
+
+def test_a_store_that_waits_for_a_copying_thread_is_late_too(transfers, client, clock):
+    """Its slots go back then, and are not written any more."""
+    client.hold.clear()
+    for job in (1, 2):
+        store(transfers, job)
+        client.reservation()
+    client.answers(ONE_GRANTED)
+    assert client.copying.wait(10)
+    given = slot(2)
+    client.answers(Reserved([None, None, given], ["full", "full", ""]), 1)
+    clock.now += 1.0
+    (job,) = transfers.take()
+    assert (job.id, job.late, client.aborted) == (2, True, [given])
+    client.hold.set()
+    transfers.close(0)
+    assert given not in client.payloads
+    assert client.aborted == [given]
 
 
 def test_a_drain_ends_what_waits_for_the_store(transfers, client):
