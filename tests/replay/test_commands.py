@@ -60,7 +60,7 @@ def test_a_sampled_curve_tells_how_much_was_sampled(tiertune):
         ("curve lmcache_agents --sizes 0.1 --sampled 0", "--sampled: 0 is not a share of the blocks"),
         ("curve lmcache_agents --sizes 0.1 --sampled nan", "--sampled: nan is not a share of the"),
         ("curve lmcache_agents --sizes 0.1 --sampled 0.1 --algorithm opt", "opt looks ahead"),
-        ("curve lmcache_agents --sizes 0.1 --sampled 0.1 --seed -1", "'--seed': Input should be greater or equal to 0"),
+        ("curve lmcache_agents --sizes 0.1 --sampled 0.1 --seed -1", "Invalid value for '--seed': Input should be"),
         ("curve absent.parquet --sizes 0.1", "absent.parquet: there is no such file"),
         ("replay lmcache_agents --scenario absent.yaml", "absent.yaml: cannot be read: No such file"),
         (f"replay lmcache_agents --scenario {SCENARIO} --run rule,quick", "there is no run 'quick' in "),
