@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector.memory_tier import MemoryTier
-from tiertune_agent.demo.host import ThrottledTier, link_rate
 from tiertune_agent.demo.player import (
     MAX_CHUNKS,
     Job,
@@ -23,6 +22,7 @@ from tiertune_agent.demo.player import (
     save_requests,
 )
 from tiertune_agent.demo.result import Figures
+from tiertune_agent.demo.throttle import ThrottledTier, link_rate
 from tiertune_agent.demo.world import DEMO, HOSTS, World
 from tiertune_agent.replay.traces import BUILTIN, builtin_trace
 from tiertune_connector.chunk import NOBODY
