@@ -3,6 +3,7 @@
 import socket
 from concurrent.futures import Future
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connector.memory_tier import MemoryTier
-from tiertune_agent.demo.host import ThrottledTier, link_rate
 from tiertune_agent.demo.player import (
     MAX_CHUNKS,
     Job,
@@ -23,6 +23,7 @@ from tiertune_agent.demo.player import (
     save_requests,
 )
 from tiertune_agent.demo.result import Figures
+from tiertune_agent.demo.throttle import ThrottledTier, link_rate
 from tiertune_agent.demo.world import DEMO, HOSTS, World
 from tiertune_agent.replay.traces import BUILTIN, builtin_trace
 from tiertune_connector.chunk import NOBODY
@@ -293,4 +294,14 @@ def test_a_taken_port_is_refused(tiertune, trace):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, _, err = tiertune("demo", "--trace", trace, "--port", port)
+    assert (code, f"--port {port}" in err) == (2, True)
+
+
+def test_without_a_trace_the_shipped_one_is_taken(tiertune, tmp_path, monkeypatch):
+    """No file in the working folder, whatever its name: nobody asked for it."""
+    monkeypatch.chdir(tmp_path)
+    Path(BUILTIN[0]).write_text("notes")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = tiertune("demo", "--port", port)
     assert (code, f"--port {port}" in err) == (2, True)

@@ -14,7 +14,7 @@ from connector.memory_tier import MemoryTier
 from connector.stores import CHUNK_TOKENS, STRIDE, Engine, Http, chain, eventually, running, short_folder
 from e2e.servers import exporter
 from tiertune_agent.credentials import Access
-from tiertune_agent.demo.host import ThrottledTier
+from tiertune_agent.demo.throttle import ThrottledTier
 from tiertune_agent.doctor.checks import findings
 from tiertune_agent.doctor.command import Endpoints, examine
 from tiertune_agent.doctor.gathered import Reader

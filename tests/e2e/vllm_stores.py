@@ -11,7 +11,7 @@ import redis
 
 from e2e.servers import wait_until
 from e2e.store_child import Child
-from tiertune_agent.demo.host import link_rate
+from tiertune_agent.demo.throttle import link_rate
 
 MIB = 1 << 20
 

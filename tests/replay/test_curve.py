@@ -166,7 +166,7 @@ def test_a_small_trace_is_not_sampled(algorithm):
 
 def test_a_cache_too_small_for_the_rate_is_sampled_at_a_higher_one(monkeypatch):
     """No size is answered from less than one sampled block, nor by a miniature of a few, however large it is."""
-    monkeypatch.setattr("tiertune_agent.replay.sampled.EXACT_BELOW", 0)
+    monkeypatch.setattr("tiertune_agent.replay.curve.EXACT_BELOW", 0)
     trace = builtin_trace("shift_mix_slice")
     chunks = [8, 40, 400, 4000]
     assert sampled(trace, "lru", chunks, 0.01, 1).rates == [1.0, 1.0, 0.01, 0.01]
@@ -179,7 +179,7 @@ def test_a_cache_too_small_for_the_rate_is_sampled_at_a_higher_one(monkeypatch):
 
 def test_the_rate_asked_for_is_sampled_however_many_blocks_that_is(monkeypatch):
     """A rate is not lowered for what a store's curve may follow at once; the tail of a loop hits only beyond it."""
-    monkeypatch.setattr("tiertune_agent.replay.sampled.EXACT_BELOW", 0)
+    monkeypatch.setattr("tiertune_agent.replay.curve.EXACT_BELOW", 0)
     prompts = [list(range(first, first + 100)) for first in range(0, 20_000, 100)]
     found = sampled(trace_of([*prompts, *prompts]), "lru", [19_000, 20_000], 0.9, 1)
     assert (found.rates, found.hit_ratios[0]) == ([0.9, 0.9], 0.0)
@@ -189,14 +189,14 @@ def test_the_rate_asked_for_is_sampled_however_many_blocks_that_is(monkeypatch):
 @pytest.mark.parametrize("algorithm", ["lru", "arc"])
 def test_a_trace_of_which_nothing_that_came_again_was_sampled_has_a_curve(algorithm, monkeypatch):
     """Few blocks come twice, none of them sampled: nothing is seen to hit, and each size has its point."""
-    monkeypatch.setattr("tiertune_agent.replay.sampled.EXACT_BELOW", 0)
+    monkeypatch.setattr("tiertune_agent.replay.curve.EXACT_BELOW", 0)
     trace = trace_of([*([block] for block in range(6_000)), [0], [1], [2]])
     assert sampled(trace, algorithm, [1_000, 2_000], 0.01, 1).hit_ratios == [0.0, 0.0]
 
 
 def test_a_tenth_of_the_blocks_tells_the_curve(monkeypatch):
     """Within 1.5 points on a shipped trace, mean over seeds; the whole of it without error."""
-    monkeypatch.setattr("tiertune_agent.replay.sampled.EXACT_BELOW", 0)
+    monkeypatch.setattr("tiertune_agent.replay.curve.EXACT_BELOW", 0)
     trace = builtin_trace("shift_mix_slice")
     exact = exact_curve(trace)
     assert np.mean([accuracy(trace, 0.1, seed, exact) for seed in range(2)]) < 1.5

@@ -1,6 +1,7 @@
 """The replay gives what the recipe gives, and holds together within itself."""
 
 import json
+import weakref
 
 import pyarrow as pa
 import pytest
@@ -10,6 +11,7 @@ from replay.files import columns, external, first, run, runs, scenario, write_tr
 from tiertune_agent.replay.contents import contents as played
 from tiertune_agent.replay.simulate import RUNS, Replay
 from tiertune_agent.replay.traces import TraceError, load_trace
+from tiertune_agent.replay.tuned import tuned
 
 FLEETS = {
     "70B": ({"model": "llama-3-70b", "gpu": "h100x8"}, (70.6e9, 80, 8192, 327_680), 989e12 * 8),
@@ -40,6 +42,16 @@ def test_it_equals_the_recipe(request, trace, fleet, gbps, moving):
     assert told["rule_oracle"]["ttft_mean_s"] <= expected["rule_oracle"] * (1 + 1e-9)
     # The recipe learns from probes alone, the product from its loads, too.
     assert told["rule_oracle"]["ttft_mean_s"] <= told["rule"]["ttft_mean_s"] <= expected["rule"] * 1.01
+
+
+def test_a_replay_that_is_over_is_gone_at_once(small):
+    """Sweeps play many in one process: what one of them kept does not wait until Python looks for cycles."""
+    replay = Replay(first(small, 100), scenario())
+    for name in RUNS:
+        tuned(replay) if name == "tuned" else replay.run(name)
+    over = weakref.ref(replay)
+    del replay
+    assert over() is None
 
 
 # Mean and p99 of TTFT in ms: always, never, rule with a steady link; always, rule with a moving one.

@@ -157,7 +157,7 @@ def test_time_at_another_size_does_not_count_as_time_to_fill(trace):
                 stores.request(index, index % 4)
             ended.append(ended[-1] + 1)
             stores.close_window(ended[-1])
-        return stores.fill_s(start.dram, "lru", start.dram)
+        return stores.fill_s(start.dram, "lru")
 
     fill_s = play(20)
     assert 0 < fill_s < 60

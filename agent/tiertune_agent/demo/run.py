@@ -17,7 +17,7 @@ from tiertune_agent.demo.result import Figures
 from tiertune_agent.demo.screen import Scene, Tell, ending, teller
 from tiertune_agent.demo.world import DEMO, HOSTS, DemoError, EndedError, World, world
 from tiertune_agent.network import http_client, json_of, read_whole
-from tiertune_agent.replay.traces import Trace, open_trace
+from tiertune_agent.replay.traces import Trace, builtin_trace, open_trace
 from tiertune_agent.terminal import options
 from tiertune_connector.ending import Ending, until_told
 
@@ -35,7 +35,7 @@ def run(seconds: int, trace: Path | None, port: int, json_path: Path | None) -> 
 
     ``trace`` None takes a shipped one, ``port`` 0 a free one for the page; ``json_path`` gets the result.
     """
-    loaded = open_trace(str(trace or TRACE))
+    loaded = open_trace(str(trace)) if trace else builtin_trace(TRACE)
     port = port or free_port()
     try:
         socket.create_server(("127.0.0.1", port)).close()

@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 import httpx
 import msgspec
 
-from tiertune_agent.demo.host import link_rate
 from tiertune_agent.demo.player import REQUESTS, Job, Tally, save_requests
 from tiertune_agent.demo.ports import free_port
+from tiertune_agent.demo.throttle import link_rate
 from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.network import http_client
 from tiertune_agent.replay.traces import Trace

@@ -56,11 +56,19 @@ def curve(
         f"{document['us_per_access']:.2f} µs per access"
     )
     if sampled is not None:
-        rates = document["rates"]
-        told = f"asked: {sampled:g}; few blocks take a higher rate, 1 is exact"
-        typer.echo(f"sampled at {min(rates):g} to {max(rates):g} ({told}), seed {seed}")
+        typer.echo(_sampled(document, sampled))
     show(curve_table(document["points"]))
     result(document, json_path)
+
+
+def _sampled(document: "Json", asked: float) -> str:
+    """The rates actually sampled, in words."""
+    rates: list[float] = document["rates"]
+    if min(rates) == 1 > asked:
+        return f"so few blocks are simulated whole: exact, not sampled at {asked:g}"
+    raised = sum(rate > asked for rate in rates)
+    sizes = f"; {raised} of {len(rates)} sizes are too small for that and were sampled at up to {max(rates):g}"
+    return f"sampled at {min(rates):g}, seed {document['seed']}{sizes if raised else ''}"
 
 
 def replay(

@@ -1,7 +1,7 @@
 """Replay a trace under a virtual clock: the same requests, under several ways to choose what is fetched and kept."""
 
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class Replay:
         self.link = Link(scenario.link, scenario.events, self.times[-1], rng)
         self._keep_all = kept is not None
         self._kept: dict[Sizes, list[ReplayedRequest]] = {} if kept is None else kept
-        self._tally = cache(self._played)
+        self._tallies: dict[tuple[Sizes, str], Tally] = {}
 
     @cached_property
     def own(self) -> Sizes:
@@ -120,6 +120,11 @@ class Replay:
         best = min(SHARES, key=lambda share: np.mean(self._tally(self.split(share), "rule").ttft_s))
         report = self.report(self._tally(self.split(best), "rule"), split=[[0.0, best]])
         return {**report, "is": f"{best:g} remote"}
+
+    def _tally(self, capacities: Sizes, chooser: str) -> Tally:
+        if (capacities, chooser) not in self._tallies:
+            self._tallies[capacities, chooser] = self._played(capacities, chooser)
+        return self._tallies[capacities, chooser]
 
     def _played(self, capacities: Sizes, chooser: str) -> Tally:
         """Play a run; contents that several runs need are kept, if the routing does not depend on the run."""

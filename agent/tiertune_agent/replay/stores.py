@@ -6,7 +6,7 @@ All nodes are alike here, so the fleet appears as one store.
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from tiertune_agent.records import Prospect, Window, covered_s, series, total
@@ -61,7 +61,7 @@ class Stores:
         self._chunk_bytes, self._replay = replay.chunk_bytes, replay
         self._chains, self._offsets = replay.trace.chains, replay.trace.offsets.tolist()
         self._beliefs = Beliefs(replay.link, replay.chunk_bytes)
-        self.costs = Costs(cache(self._prefill_s), {}, margin)
+        self.costs = Costs(cache(partial(_prefill_s, replay)), {}, margin)
         """What requests pay at the time, by the estimates of a store."""
         total = (start.dram * scenario.nodes + start.remote) * replay.chunk_bytes
         rate = min(RATES[1], max(RATES[0], SAMPLED_CHUNKS * replay.chunk_bytes / max(1, total)))
@@ -141,11 +141,6 @@ class Stores:
         self.prospects = [prospect for prospect in self.prospects if prospect.start >= since]
         self.windows = self.windows[-KEPT_WINDOWS:]
 
-    def _prefill_s(self, chunks: int) -> float:
-        seconds = self._replay.prefill.seconds(0, chunks * self._replay.chunk_tokens)
-        assert seconds is not None  # the model tells it
-        return seconds
-
     def _learn_costs(self, at_s: float) -> None:
         estimates = {**self._replay.local, "remote": self._beliefs.estimate(at_s)}
         self.costs.fetch_s = {
@@ -164,9 +159,8 @@ class Stores:
                     totals[series("whatif_tokens_total", labels)] += count
         before, self._counted = self._counted, totals
         grown = {name: now - before.get(name, 0.0) for name, now in totals.items()}
-        return {
-            name: count * self._replay.chunk_tokens for name, count in grown.items() if count > 0
-        }  # others are none
+        tokens = self._replay.chunk_tokens
+        return {name: count * tokens for name, count in grown.items() if count > 0}  # others are none
 
     def _close_remote(self, start: datetime, at_s: float) -> None:
         """Add a window of the remote tier. Its estimate comes from probes, not from nodes' loads."""
@@ -182,6 +176,12 @@ class Stores:
         self.remote.append(window)
         self.news = self.news or bool(ended) or estimate.age_s < self.window_s
         self._candidates = candidates(self._candidates, [window])
+
+
+def _prefill_s(replay: "Replay", chunks: int) -> float:
+    seconds = replay.prefill.seconds(0, chunks * replay.chunk_tokens)
+    assert seconds is not None  # the model tells it
+    return seconds
 
 
 def _gated(reports: Sequence[TierReport], chunk_bytes: int) -> dict[str, float]:
