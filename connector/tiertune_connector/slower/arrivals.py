@@ -164,7 +164,7 @@ class Arrivals:
 
     def _end(self, arrival: Arrival, outcome: Outcome) -> None:
         del self._coming[arrival.place]
-        self._numbers[arrival.place[0], arrival.lane] -= 1
+        self._numbers -= {(arrival.place[0], arrival.lane): 1}  # which forgets one at 0
         arrival.outcome, arrival.at = outcome, self.clock()
 
     def _bring(self, arrival: Arrival) -> None:

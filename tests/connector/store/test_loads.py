@@ -18,7 +18,7 @@ def test_remote_chunks_come_into_dram(remote, store, engine, http):
     assert engine.read(loaded) == 12
     assert list(loaded.seconds) == ["remote"]
     engine.client.release(loaded)
-    assert not +store.store.loads.arrivals._numbers, "what came is not on its way"
+    assert not store.store.loads.arrivals._numbers, "what came is not on its way"
     assert engine.find(keys) == ["dram"] * 12
     hit = {"tier": "dram", "result": "hit", "origin": "other_host"}
     eventually(lambda: http.total("tier_lookup_tokens_total", **hit) == 12 * 16)  # counted behind the answer
