@@ -256,7 +256,7 @@ def test_no_order_of_events_makes_nonsense(steps):
         if estimate is not None:
             assert 0 < estimate.bytes_per_s < float("inf")
             assert (estimate.queue_s == 0) == (under_way == 0)
-        assert bool(+traffic.transit._sizes) == bool(under_way), "of no size that is not under way"
+        assert bool(traffic.transit._sizes) == bool(under_way), "of no size that is not under way"
 
 
 def test_a_way_that_stalled_has_no_price():

@@ -164,10 +164,7 @@ class Arrivals:
 
     def _end(self, arrival: Arrival, outcome: Outcome) -> None:
         del self._coming[arrival.place]
-        where = arrival.place[0], arrival.lane
-        self._numbers[where] -= 1
-        if not self._numbers[where]:
-            del self._numbers[where]
+        self._numbers -= {(arrival.place[0], arrival.lane): 1}  # which forgets one at 0
         arrival.outcome, arrival.at = outcome, self.clock()
 
     def _bring(self, arrival: Arrival) -> None:

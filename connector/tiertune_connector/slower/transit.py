@@ -87,7 +87,7 @@ class Transit:
             now = self._clock()
             self._chunks -= 1
             self._bytes -= nbytes
-            self._sizes[nbytes] -= 1
+            self._sizes -= {nbytes: 1}  # which forgets one at 0
             if outcome is Outcome.OK:
                 self._came_chunks += 1
                 self._came_bytes += nbytes

@@ -173,6 +173,7 @@ class DramTier(LocalTier[DramPool]):
                 pool.retired.setdefault(slot.segment.number, []).append(slot)
             pool.provisioned -= len(leaving)
         for slot in leaving:
+            slot.given_back = True
             slot.segment.give_back(slot.index)
         if leaving:
             self._given_back.append((self._clock(), pool, leaving))
@@ -189,7 +190,7 @@ class DramTier(LocalTier[DramPool]):
         while self._given_back and self._clock() - self._given_back[0][0] >= _LOOKED_S:
             _, pool, slots = self._given_back.popleft()
             for slot in slots:
-                if slot in pool.retired.get(slot.segment.number, ()):
+                if slot.given_back and slot.segment.number in pool.segments:
                     slot.segment.give_back(slot.index)
 
     def _grow(self, pool: DramPool) -> bool:
@@ -216,6 +217,8 @@ class DramTier(LocalTier[DramPool]):
                 log.warning("dram has %s of %s: %s; it goes on trying", has, wanted, error.strerror)
             self._short = True
             return False
+        for slot in slots:
+            slot.given_back = False
         with self.lock:
             del retired[-len(slots) :]
             pool.segments[segment.number] = segment

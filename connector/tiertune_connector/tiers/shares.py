@@ -56,7 +56,8 @@ class Held(ABC):
 
     def trim(self) -> None:
         """Evict what is too much: it was in use during a shrink, or came since."""
-        self.evict(self.pool.trim(), "capacity")
+        if len(self.pool) > self.pool.capacity:  # mostly not, and each chunk's unpin asks
+            self.evict(self.pool.trim(), "capacity")
 
     def evict(self, chunks: Placed[Any], reason: str) -> None:
         """Report chunks that left the pool, and let their slots go."""

@@ -12,7 +12,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from pathlib import Path
 
@@ -102,7 +102,8 @@ class Slab:
                 came(start + len(window))
                 digest.update(window)
         finally:  # nobody may read into what is no longer ours
-            wait([come for come in coming if not come.cancel()])
+            for reading in [come for come in coming if not come.cancel()]:
+                reading.exception()  # waits for its end
         return digest.intdigest()
 
     def write_at(self, payload: memoryview, offset: int) -> None:

@@ -28,6 +28,8 @@ class Slot:
     """The engine that wrote the chunk; empty if it came from another tier."""
     used_at: float = 0.0
     uses: int = 0
+    given_back: bool = False
+    """Whether its memory went back to the machine."""
     behind: dict[str, float] = field(default_factory=dict)
     """Slower tiers that hold the chunk, and when that was known; infinite: a write is queued."""
 
