@@ -33,7 +33,7 @@ CHAINS, CHUNKS = 90, 6
 DRAM, DISK = 64 * STRIDE, 256 * STRIDE
 REMOTE = "6mb"
 TENANTS = (b"", b"a" * 16, b"b" * 16)
-EVERY_PIECE = "from tiertune_connector.store import progress; progress.STEP_BYTES = 1"
+EVERY_PIECE = "from tiertune_connector.store import loads; loads.STEP_BYTES = 1"
 """Chunks here are small: clients hear of each that has come before its load is answered, and copy it at once."""
 PAUSE_S = 0.4
 """Mean, between two faults."""

@@ -13,7 +13,7 @@ from tiertune_connector.catalogue import PREFIX
 from tiertune_connector.units import format_count
 
 TIERS = ("dram", "remote")
-TOLD = ("id", "tuner", "store", "pool", "field", "from", "to", "state", "reason")
+TOLD = ("id", "tuner", "store", "pool", "from", "to", "state", "reason")
 """Of each decision, by ``--json``; also ``at_s``."""
 OF_TIER: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "hit_tokens": ("tier_lookup_tokens_total", {"result": "hit"}),
@@ -34,7 +34,7 @@ class Figures:
     tiers: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: tiers(()))
     """Of each, what ``OF_TIER`` names."""
     decisions: Sequence[Json] = ()
-    """As ``--json`` has them, oldest first."""
+    """As ``--json`` has them and with their ``field``, oldest first."""
     windows: int = 0
     counted: Mapping[str, int] = field(default_factory=dict)
     """The players' tallies."""
@@ -54,7 +54,7 @@ class Figures:
             "seconds": round(self.seconds, 3),
             "requests": self.counted.get("requests", 0),
             "windows": self.windows,
-            "decisions": list(self.decisions),
+            "decisions": [{name: decision[name] for name in (*TOLD, "at_s")} for decision in self.decisions],
             "tiers": {name: {part: int(tier[part]) for part in kept} for name, tier in self.tiers.items()},
             "gate": self.gate,
             "saved_seconds": round(self.total("saved_s"), 3),
@@ -81,7 +81,7 @@ def decisions(documents: Sequence[Json], started: datetime) -> list[Json]:
     found: list[Json] = []
     for document in sorted(documents, key=itemgetter("id")):
         at = datetime.fromisoformat(document["applied_at"] or document["created_at"])
-        told = {name: document[name] for name in TOLD}
+        told = {name: document[name] for name in ("field", *TOLD)}
         found.append(told | {"at_s": round((at - started).total_seconds(), 3)})
     return found
 
