@@ -47,7 +47,7 @@ test: setup setup-servers  ## Everything that can run here; what cannot is skipp
 	-@$(MAKE) --no-print-directory setup-ray
 	@$(SPREAD) --ignore=tests/e2e --ignore=tests/engine; spread=$$?; \
 	  $(BIN)/python -m pytest tests/e2e tests/engine && [ $$spread = 0 ] \
-	  || { $(BIN)/python -m pytest --cache-show cache/lastfailed; exit 1; }
+	  || { $(BIN)/python -m pytest --cache-show cache/lastfailed; echo "on all processors: exit status $$spread"; exit 1; }
 
 test-fast: setup  ## What needs no server and no patience
 	$(SPREAD) -m "not slow and not real and not vllm"

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import threading
+import time
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +16,9 @@ from hypothesis import settings
 settings.register_profile("tests", deadline=None)
 settings.register_profile("build server", deadline=None, derandomize=True)
 settings.load_profile("build server" if os.environ.get("CI") else "tests")
+
+ENDING_S = 5.0
+"""Patience with threads that the last test told to end."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -29,8 +33,16 @@ def pytest_collection():
 
 
 def lasting():
-    """Names of the threads that keep this process from ending."""
-    return [one.name for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
+    """Names of the threads that keep this process from ending; those that are about to end are waited for.
+
+    Also those of an executor that nobody has any more: they end when it is collected, which is at no certain time.
+    """
+    gc.collect()
+    until = time.monotonic() + ENDING_S
+    threads = [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
+    for one in threads:
+        one.join(max(0.0, until - time.monotonic()))
+    return [one.name for one in threads if one.is_alive()]
 
 
 @pytest.hookimpl(trylast=True)
