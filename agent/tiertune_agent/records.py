@@ -38,15 +38,12 @@ Now = Callable[[], datetime]
 GIB = 2**30
 OBSERVED = "observed"
 """Marks sources that are only observed: in a status it holds their kind, in windows it is 1."""
-
-
-MOST_OF_NAME = 255
-"""Characters."""
+NAME_CHARS = 255
 
 
 def cut(name: str) -> str:
     """A name as the database keeps it: stores, tiers and namespaces are called so from where they are read on."""
-    return name.replace("\0", "")[:MOST_OF_NAME]
+    return name.replace("\0", "")[:NAME_CHARS]
 
 
 def series(name: str, labels: Iterable[tuple[str, str]]) -> str:

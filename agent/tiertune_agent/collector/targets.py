@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from tiertune_agent.collector.adapters import ADAPTERS
 from tiertune_agent.network import web_address
-from tiertune_agent.records import FLEET, MOST_OF_NAME, cut
+from tiertune_agent.records import FLEET, NAME_CHARS, cut
 from tiertune_connector.documents import Document
 from tiertune_connector.units import Size
 
@@ -39,7 +39,7 @@ OwnName = Annotated[str, AfterValidator(cut), AfterValidator(_no_fleet)]
 
 
 class StoreAddress(Document):
-    url: Annotated[str, Field(max_length=MOST_OF_NAME), AfterValidator(_of_store)]
+    url: Annotated[str, Field(max_length=NAME_CHARS), AfterValidator(_of_store)]
     """``http://host:port`` of the store; it is shown, so it has no user and no password."""
     name: OwnName = ""
     """Checked against the name that the store gives itself; empty takes that name."""
