@@ -82,6 +82,19 @@ def test_less_than_a_day_is_told_in_detail(history):
     assert [each.start for each in told(history)] == times
 
 
+def test_what_less_than_a_day_has_lost_is_told_in_hours(history):
+    """A tuner of two hours looks back for twenty, and windows are kept for six."""
+    times, now = every(30, after(hours=20)), after(hours=20, minutes=20)
+    remember(history, *map(window, times))
+    assert history.retention.sum_up(now) == 20
+    assert pruned(history, now, timedelta(hours=6)) == 29
+    seen = told(history)
+    assert [each.start for each in seen] == [*every(60, after(hours=14)), *times[29:]]
+    assert [each.values[HIT] for each in seen] == [2.0] * 14 + [1.0] * 11
+    assert pruned(history, now, timedelta()) == 11
+    assert [each.start for each in told(history, after(hours=5))] == every(60, after(hours=20))[5:]
+
+
 def test_hours_that_are_not_summed_up_yet_are_told_in_hours(history):
     """The hour that runs, and what was never summed up before, weigh what other hours weigh."""
     until = after(days=2, minutes=45)

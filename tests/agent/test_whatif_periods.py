@@ -111,6 +111,26 @@ def test_a_prospect_is_as_long_as_it_was_though_the_clock_was_set(leap_s):
     assert all(abs(one.seconds - 60.5) < 0.1 and abs(ended(one) - at) < timedelta(seconds=0.1) for at, one in told)
 
 
+@pytest.mark.parametrize(
+    ("gone", "boot", "seconds"), [((0, 1), True, 75.5), ((0, 1), False, 3675.5), ((1,), True, 3675.5)]
+)
+def test_no_prospect_is_of_a_time_before_the_first_of_the_stores_began(gone, boot, seconds):
+    """For an hour in which all were away a size would be charged its rent, and no request could use it."""
+    fleet, requests = begun(100)
+    assert fleet.told(requests[:50])
+    away = [fleet.hosts[place] for place in gone]
+    for host in away:
+        host.up = False
+    for _ in range(60):
+        assert fleet.round(60.0, every_s=7200.0) == []
+    for host in away:
+        host.boot() if boot else None
+        host.up = True
+    fleet.round(60.0, every_s=7200.0)
+    (told,) = fleet.told(requests[50:])
+    assert (told.requests, told.seconds) == (50, pytest.approx(seconds))
+
+
 def test_an_agent_that_restarts_weighs_sizes_after_half_a_period():
     """DRAM has grown since its grid was made, so that the next agent's is another: what was told before is no use."""
     fleet, told = Fleet(), []

@@ -39,7 +39,7 @@ class Host:
         self.boot()
 
     def boot(self):
-        self.boot_id = f"{self.name}-{id(self)}-{self.clock()}"
+        self.boot_id, self.began_s = f"{self.name}-{id(self)}-{self.clock()}", self.clock()
         self.observer = Observer(lambda _: None, lambda: self.clock() + self.skew_s)
         self.session = Session("c", "e", "all", self.namespace, CHUNK_BYTES, CHUNK_TOKENS)
         self.observer.attach(self.session)
@@ -74,7 +74,8 @@ class Host:
         ]
         return snapshot(
             *gauges, store=self.name, url=self.url, boot_id=self.boot_id, at=at,
-            status={"pools": {self.namespace.digest: pool}, "tiers": {"remote": self.remote_told or remote}},
+            status={"pools": {self.namespace.digest: pool}, "tiers": {"remote": self.remote_told or remote},
+                    "uptime_s": self.clock() - self.began_s},
             tuning={"tiers": {"dram": {"capacity_bytes": self.dram}, "remote": {"margin": 1.0}}},
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ from tiertune_agent.history.sessions import OfHistory
 from tiertune_agent.records import Prospect, StageWindow, Window
 from tiertune_agent.tuners.base import MOST_OF_TIER, TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import typical_candidate
+from tiertune_agent.verdicts.ledger import hour_of
 
 IN_DETAIL = timedelta(days=1)
 """For a longer time, hours are read instead of windows that were summed up."""
@@ -40,16 +41,17 @@ class Measured(OfHistory):
     ) -> list[Window]:
         """Windows of one tier or pool that began by ``until``, oldest first; over more than a day, hours if summed up.
 
-        At most about a day of windows is read: what is not summed up into hours yet loses its oldest windows.
+        At most about a day of windows is read. Before the first that is left, less than a day is told in hours, too.
         """
         with self._session() as session:
             row = session.get(StoreRow, store)
             summed = row.summed_until if row else None
+        short = summed is None or min(summed, until) - since <= IN_DETAIL
         windows = _of_place(WindowRow, store, tier, namespace).where(WindowRow.start <= until).limit(MOST_WINDOWS)
-        if summed is None or min(summed, until) - since <= IN_DETAIL:
-            return self._windows(windows.where(WindowRow.start >= since))
-        hours = _of_place(HourRow, store, tier, namespace).where(HourRow.start.between(since, until))
-        return [*self._windows(hours), *hourly(self._windows(windows.where(WindowRow.start >= summed)))]
+        found = self._windows(windows.where(WindowRow.start >= (since if short else summed)))
+        before = hour_of(found[0].start) if found else until
+        hours = _of_place(HourRow, store, tier, namespace).where(HourRow.start >= since, HourRow.start < before)
+        return [*self._windows(hours), *(found if short else hourly(found))]
 
     def pool_windows(self, store: str, since: datetime, until: datetime, *, tier: str, namespace: str) -> list[Window]:
         """``windows_since`` of one pool with its ghosts, which are counted with its tier, or with none."""

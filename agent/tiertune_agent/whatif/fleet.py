@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cache
 from itertools import chain
-from math import log
+from math import inf, log
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -180,6 +180,10 @@ class FleetWhatif:
         shapes = tuple(self._grid.around(now, local_tiers(hosts, now) + ("remote",) * managed, split))
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.namespaces}):
             self._plan(namespace, fleet, shapes, now=now, at=at, since_s=since_s, wanted=wanted.get(namespace, 1.0))
+        began_s = now_s - max(read(snapshot.status, "uptime_s") or inf for snapshot in fleet)
+        for known in self._namespaces.values():
+            if known.since_s < began_s:  # while all stores were away, none had a size to pay rent for
+                known.forget(began_s)
         self._count(agreeing, at)
         self._play(agreeing, fleet)
         self._namespaces = {name: one for name, one in self._namespaces.items() if at - one.asked < FORGOTTEN_AFTER}
