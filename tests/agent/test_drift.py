@@ -25,8 +25,7 @@ class TestDrift:
             "defaults.eviction: expected lru, found fifo",
             "tiers.dram.capacity_bytes: expected 1.0 GiB, found 128.0 MiB",
         ]
-        assert list(drift({"a": {"b": 1}}, {"a": {}})) == ["a.b: expected 1, found none"]
-        assert list(drift({"a": 5}, {"a": {"b": 1}})) == ["a: expected 5, found none"]
+        assert list(drift({"pools": {"b": 1}}, {"pools": {}})) == ["pools.b: expected 1, found none"]
 
     def test_null_is_as_good_as_absent(self):
         """A pool that is named without values is no difference; a value for what was null is one."""
@@ -156,8 +155,9 @@ def test_a_change_by_hand_is_told_after_a_clock_was_set_back(agent, store, clock
 
 
 def test_a_setting_of_another_version_is_no_drift(agent, store, rounds):
-    """An upgrade adds one, and nobody set it; when it is known, a change by hand is one."""
+    """An upgrade adds one, and nobody set it; when it is known, a change by hand is one. Undone, it takes it away."""
     rounds(2)
+    before = store.tuning
     store.restart()
     store.by_hand("tiers.remote.codec", "raw")
     rounds(1)
@@ -165,6 +165,10 @@ def test_a_setting_of_another_version_is_no_drift(agent, store, rounds):
     store.by_hand("tiers.remote.codec", "lz4")
     rounds(1)
     assert wrong(agent) == ["tuning_drift"]
+    store.restart()
+    store.tuning = {**before, "version": store.tuning["version"]}
+    rounds(1)
+    assert wrong(agent) == []
 
 
 def test_a_change_by_hand_that_stood_for_a_day_is_taken_for_meant(agent, store, clock, rounds):

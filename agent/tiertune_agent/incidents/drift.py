@@ -13,7 +13,7 @@ ADOPTED_AFTER = timedelta(days=1)
 COMMANDED = ("version", "bypass")
 """Fields that are not tuned by decisions."""
 NAMED = ("pools.", "tenants.")
-"""Parts of a tuning whose fields come and go. Any other that nobody expected came with another version."""
+"""Parts of a tuning whose fields come and go. Any other comes and goes with another version of the store."""
 
 
 def compared(known: Expectation, found: Snapshot, moving: Collection[str], now: datetime) -> tuple[str, Expectation]:
@@ -32,7 +32,7 @@ def drift(wanted: Json, found: Json, moving: Collection[str] = ()) -> Iterator[s
     """Every field that differs, with both values; without those that are ``moving``. Null is as good as absent."""
     old, new = dict(leaves(wanted)), dict(leaves(found))
     for field in sorted(old.keys() | new.keys()):
-        known = field in old or field.startswith(NAMED)
+        known = (field in old and field in new) or field.startswith(NAMED)
         if known and field not in (*COMMANDED, *moving) and old.get(field) != new.get(field):
             yield f"{field}: expected {_told(field, old.get(field))}, found {_told(field, new.get(field))}"
 
