@@ -89,10 +89,11 @@ def test_wrong_input_is_told_and_exits_with_2(tiertune, arguments, message):
 
 
 @pytest.mark.parametrize(
-    ("match", "left_out"), [('model: "*"', False), ('store: "gpu-*"', True), ('model: "llama-*"', True)]
+    ("match", "left_out"),
+    [('model: "*"', False), ('store: "gpu-*"', True), ('model: "llama-*"', True), ("store: fleet", True)],
 )
 def test_overrides_that_a_trace_cannot_fit_are_told_as_left_out(tiertune, tmp_path, match, left_out):
-    """It names neither stores nor models: rules for some of them are not what is tested."""
+    """It names neither stores nor models, nor the remote: rules for some of them are not what is tested."""
     policy = tmp_path / "p.yaml"
     policy.write_text(f"version: 1\noverrides: [{{match: {{{match}}}, mode: auto}}]\n")
     trace = write_trace(tmp_path / "t.parquet", columns())

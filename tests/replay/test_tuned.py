@@ -9,7 +9,7 @@ import pytest
 from replay import files
 from replay.files import first
 from tiertune_agent.policy.budgets import Budgets
-from tiertune_agent.policy.document import Guard, Policy
+from tiertune_agent.policy.document import Guard, Match, Override, Policy
 from tiertune_agent.records import State
 from tiertune_agent.replay.simulate import Replay
 from tiertune_agent.replay.stores import Stores
@@ -215,11 +215,12 @@ def test_at_most_one_change_of_a_tier_in_a_period(sticky):
     assert len(changes) == len(set(changes))
 
 
+@pytest.mark.parametrize("overrides", [(), (Override(match=Match(store="fleet"), mode="auto"),)], ids=["", "remote"])
 @pytest.mark.parametrize("mode", ["observe", "recommend"])
-def test_without_auto_nothing_changes(trace, mode):
-    """The run is then the gate at 50/50, and the answers say what would have been done."""
+def test_without_auto_nothing_changes(trace, mode, overrides):
+    """Nor if the remote alone is on auto. The run is then the gate at 50/50; the answers say what would be done."""
     replay = Replay(trace, scenario())
-    report = tuned(replay, DEFAULT_POLICY.model_copy(update={"mode": mode}))
+    report = tuned(replay, DEFAULT_POLICY.model_copy(update={"mode": mode, "overrides": overrides}))
     assert report["decisions"] == 0
     assert report["ttft_mean_s"] == replay.run("rule")["ttft_mean_s"]
     assert any(f"mode {mode}" in answer["reason"] for answer in report["answers"])

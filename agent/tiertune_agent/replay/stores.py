@@ -44,8 +44,8 @@ WHOLE_BELOW = 128
 """Ghosts of a pool with fewer chunks see all keys: a sample of a tiny pool tells little."""
 WATCHED_NODES = 4
 """At most this many nodes' pools have ghosts; the others are like them."""
-STORE, POOL = "fleet", "replay"
-"""Names of the only store and namespace."""
+STORE, POOL = "", "replay"
+"""Names of the only store, which a policy's rules for some stores do not fit, and of the only namespace."""
 _CAPACITY = "tier_capacity_bytes"
 BEGIN = datetime(2000, 1, 1, tzinfo=UTC)
 """Date of the first request, for tuners that need dates."""
