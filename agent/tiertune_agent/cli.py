@@ -5,6 +5,7 @@
 
 import sys
 from dataclasses import asdict
+from errno import ENAMETOOLONG
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
@@ -276,4 +277,5 @@ def main() -> None:
         from tiertune_connector.documents import where
 
         typer.echo(printable(where(error) if isinstance(error, OSError) else str(error)), err=True)
-        sys.exit(2 if isinstance(error, ValueError) else 1)
+        wrong = isinstance(error, ValueError) or getattr(error, "errno", None) == ENAMETOOLONG
+        sys.exit(2 if wrong else 1)

@@ -82,6 +82,9 @@ class Agent:
         self.now = now = Forward(wall, steady)
         self.policy = followed(settings.policy)
         self._remote = remote_of(settings.remote, steady, manages=manages(self.policy.content))
+        to_stores = access(settings.stores_token_file, settings.stores_ca_file, transport)
+        self.collector = Collector(settings.roster(now), now, steady, to_stores)
+        settings.http.tokens()  # like all that may be mistaken: before a database is made
         engine = open_current(settings.database, settings.database_password_file)
         self.leader = leader_of(engine)
         self.history = History(engine, self.leader.fence)
@@ -93,8 +96,6 @@ class Agent:
         self.metrics = AgentMetrics()
         self.published = Published(self.metrics)
         self.history.decisions.observer = self.published.moved
-        to_stores = access(settings.stores_token_file, settings.stores_ca_file, transport)
-        self.collector = Collector(settings.roster(now), now, steady, to_stores)
         self.observer = Observer(settings.observe, now, steady, to_stores.tokenless, self.metrics.observed)
         self.history.named = lambda: {*self.collector.addresses, *self.observer.addresses}
         actuator = Actuator(self._client, lambda: self.collector.roster.unknown, self.history.fence)

@@ -76,7 +76,7 @@ class RemoteSettings(Login):
     def _understood(cls, url: Urls) -> Urls:
         if isinstance(url, str) and (scheme := _medium(url)):
             parts = urlsplit(url)
-            if parts.netloc or not parts.path.startswith("/"):
+            if parts.netloc or not parts.path.startswith("/") or "%00" in parts.path:
                 raise ValueError(f"write a path as {scheme}:///absolute/path")
             if {*"?#"} & {*url}:  # else another path would be used
                 raise ValueError("write ? in a path as %3F, and # as %23")

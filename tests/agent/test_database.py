@@ -154,6 +154,9 @@ class TestAddresses:
         ("url", "said"),
         [
             ("nothing", "no address such as sqlite:///"),
+            ("sqlite:////tmp/%00", "no address such as sqlite:///"),
+            ("postgresql://ops:secret@hidden@a/b", "an @ in a password is %40"),
+            ("postgresql://ops:secret@hid/den@a/b", "an @ in a password is %40"),
             ("sqlite:////tmp/\udcff", "no address such as sqlite:///"),
             ("mysql://ops:hidden@a/b", "not in mysql://ops@a/b"),
             ("postgresql+asyncpg://a/b", "not in postgresql"),

@@ -10,6 +10,7 @@ from connector.stores import eventually
 from e2e.servers import HTTP
 from tiertune_agent.run import run
 from tiertune_agent.settings import load
+from tiertune_connector.documents import DocumentError
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +54,19 @@ def test_a_caller_who_never_ends_his_call_holds_up_no_end(start):
         incidents(url)  # and by now the other call has been heard
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["policy: p", "stores_file: f", "stores_token_file: t", "stores_ca_file: c", "http: {port: 0, tokens_file: t}"],
+)
+def test_a_start_that_is_refused_makes_no_database(tmp_path, wrong):
+    """A mistake in the settings is mended first; on PostgreSQL a database would have been filled meanwhile."""
+    lines = [line for line in CONFIG.splitlines() if line.partition(":")[0] != wrong.partition(":")[0]]
+    (tmp_path / "agent.yaml").write_text("\n".join([*lines, wrong]))
+    with pytest.raises(DocumentError, match="No such file"):
+        run(load(tmp_path / "agent.yaml"))
+    assert [path.name for path in tmp_path.iterdir()] == ["agent.yaml"]
 
 
 def test_it_ends_with_its_server(tmp_path, monkeypatch):

@@ -128,6 +128,7 @@ def test_loopback_addresses_need_no_token(host):
         ("redis://127.0.0.1:6379/0", "file://shared/dir", "store.yaml:8:15: remote.url: write a path as file:///"),
         ("redis://127.0.0.1:6379/0", "file:///srv/a#1", "store.yaml:8:15: remote.url: write ? in a path as %3F, and #"),
         ("redis://127.0.0.1:6379/0", "file:///srv/a?", "store.yaml:8:15: remote.url: write ? in a path as %3F, and #"),
+        ("redis://127.0.0.1:6379/0", "file:///srv/%00", "store.yaml:8:15: remote.url: write a path as file:///abso"),
         ("redis://127.0.0.1:6379/0", "redis://h:port/0", "store.yaml:8:15: remote.url: a port is a number"),
         ("redis://127.0.0.1:6379/0", "redis://:word@h", "store.yaml:8:15: remote.url: leave the password out"),
         ('"redis://127.0.0.1:6379/0"', "[redis://a, file:///b]", "store.yaml:8:15: remote.url: a path stands alone"),

@@ -111,6 +111,22 @@ def test_a_process_of_its_own_tells_the_same():
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("path", ["x" * 300, "a/" * 2100])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("curve", "{}", "--sizes", "0.1"),
+        ("replay", "lmcache_agents", "--scenario", "{}"),
+        ("policy", "backtest", str(ROOT / "policies" / "default.yaml"), "--history", "sqlite:///{}"),
+    ],
+    ids=["curve", "replay", "backtest"],
+)
+def test_a_name_that_is_too_long_is_wrong_input(tiertune, command, path):
+    """As where other commands read it."""
+    done = tiertune(*(word.replace("{}", path) for word in command))
+    assert (done.returncode, done.stderr) == (2, f"{path.rstrip('/')}: File name too long\n")
+
+
 @pytest.fixture
 def curve_told_to(tmp_path):
     """Runs ``curve`` in a process of its own, of a given standard output; also returns the file of --json."""

@@ -98,6 +98,7 @@ def test_a_size_in_gib_counts_in_chunks():
             "time_factor: 0\nlink:",
             "s.yaml:9:14: time_factor: Input should be greater than or equal to 0.0",
         ),
+        ("link:", "period_s: 0.01\nlink:", "s.yaml:9:11: period_s: Input should be greater than or equal to 0.1"),
         ("link:", "routing: busiest\nlink:", "s.yaml:9:10: routing: Input should be 'random', 'round_robin', 'sticky'"),
         (
             "link:",

@@ -26,7 +26,7 @@ SLOW_BYTES_PER_S = float(3 << 20)
 """Per host and direction: a chunk takes 21 ms instead of about one."""
 LOOK_EVERY_S = 1.0
 ABOUT = """Engines fetch cached chunks of a prompt where that beats recomputing them.
-Every two seconds the agent asks: does the remote still pay? It switches fetching."""
+Every two seconds the agent asks: does the remote pay? It switches fetching."""
 ASK_TIMEOUT_S = 3.0
 
 

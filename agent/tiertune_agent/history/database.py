@@ -89,14 +89,17 @@ def connect(url: str, password_file: Path | None = None) -> Engine:
 
 
 def _address(url: str | URL) -> URL:
+    such_as = "sqlite:///tiertune.sqlite or postgresql://user@host/name; an @ in a password is %40"
+    wrong = UnusableError(f"database: no address such as {such_as}")
     try:
         parsed = make_url(url)
         shown(parsed)  # bytes of another encoding cannot be
         backend = parsed.get_backend_name()
     except (ArgumentError, ValueError):
-        raise UnusableError(
-            "database: no address such as sqlite:///tiertune.sqlite or postgresql://user@host/name"
-        ) from None
+        raise wrong from None
+    split = backend != "sqlite" and str(url).partition("?")[0].count("@") > 1  # a password: its end is told as a host
+    if split or "\0" in (parsed.database or ""):
+        raise wrong
     if backend == "sqlite" and "?" in str(url):  # what follows would have no effect
         told = f"an SQLite file has no parameters, and none of its path a ?: {shown(parsed)}?..."
         raise UnusableError(f"database: {told}")

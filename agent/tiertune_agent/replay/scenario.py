@@ -17,7 +17,7 @@ NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 Share = Annotated[float, Field(ge=LEAST, le=1)]
 Count = Annotated[int, Field(gt=0, le=10**9)]
 Step = Annotated[float, Field(ge=0.1, le=1e9)]
-"""Seconds; a replay keeps a number for each step of a trace, which may last a year."""
+"""Seconds; a replay keeps a number for each step of a trace, which may last a year, and asks tuners in each period."""
 
 
 class ModelSpec(Document):
@@ -211,7 +211,7 @@ class Scenario(Document):
     link: LinkSpec
     time_factor: Positive = 1.0
     """Multiplies the times between arrivals: 0.5 doubles the load."""
-    period_s: Positive = 300.0
+    period_s: Step = 300.0
     events: list[Event] = Field(default_factory=list)
     seed: Annotated[int, Field(ge=0)] = 1
 
