@@ -25,7 +25,7 @@ from tiertune_agent.collector.sampling import Handout
 from tiertune_agent.collector.stores import Collector
 from tiertune_agent.credentials import access
 from tiertune_agent.engines import Engines
-from tiertune_agent.history.database import DatabaseError, open_current
+from tiertune_agent.history.database import DatabaseError, connect, make_current
 from tiertune_agent.history.leader import leader_of
 from tiertune_agent.history.store import History
 from tiertune_agent.incidents.watch import Watch
@@ -84,7 +84,7 @@ class Agent:
         self.now = now = Forward(wall, steady)
         self.policy = followed(settings.policy)
         self._remote = remote_of(settings.remote, steady, manages=manages(self.policy.content))
-        engine = open_current(settings.database, settings.database_password_file)
+        engine = connect(settings.database, settings.database_password_file)
         self.leader = leader_of(engine)
         self.history = History(engine, self.leader.fence)
         self._stood_by = False
@@ -125,6 +125,7 @@ class Agent:
         )
         self.app = self._application(settings)
         self.served = signing.guarded(self.app, settings.http, time.monotonic)
+        make_current(engine)  # last: settings that are refused leave no new file behind
 
     def _application(self, settings: AgentSettings) -> FastAPI:
         """The API and the page."""

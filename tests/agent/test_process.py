@@ -2,9 +2,11 @@
 
 import signal
 import socket
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import uvicorn
+from apscheduler.schedulers.background import BackgroundScheduler
 
 from connector.stores import eventually
 from e2e.servers import HTTP
@@ -64,6 +66,22 @@ def test_it_ends_with_its_server(tmp_path, monkeypatch):
     assert (tmp_path / "tiertune.sqlite").exists()
 
 
+def test_it_prunes_soon_after_its_start(tmp_path, monkeypatch):
+    """Also one that is started anew every half hour; but not amid its first rounds, which take longest."""
+    (tmp_path / "agent.yaml").write_text(CONFIG)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
+    planned, start = {}, BackgroundScheduler.start
+
+    def started(scheduler):
+        start(scheduler)
+        planned.update({job.id: job.next_run_time - datetime.now(UTC) for job in scheduler.get_jobs()})
+
+    monkeypatch.setattr(BackgroundScheduler, "start", started)
+    with pytest.raises(RuntimeError):
+        run(load(tmp_path / "agent.yaml"))
+    assert timedelta(minutes=5) < planned["pruning"] < timedelta(minutes=15)
+
+
 def test_a_round_that_outlasts_the_window_is_told(start, tmp_path):
     """By a source that takes connections and never answers: in words of ours, not of the scheduler's."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -73,6 +91,16 @@ def test_a_round_that_outlasts_the_window_is_told(start, tmp_path):
         process, _ = start()
         told = next(line for line in process.stderr if "running instances" in line or "left out" in line)
     assert "a round is left out: the one before has not ended; if it happens often, set a longer window" in told
+
+
+@pytest.mark.parametrize("wrong", ["stores_token_file: a", "stores_file: a", "http: {port: 0, tokens_file: a}"])
+def test_what_is_refused_leaves_no_history_behind(tiertune, tmp_path, monkeypatch, wrong):
+    """Status 2, and in the folder is what was there."""
+    monkeypatch.chdir(tmp_path)
+    settings = CONFIG.replace("http: {port: 0}\n", "") if wrong.startswith("http") else CONFIG
+    (tmp_path / "agent.yaml").write_text(f"{settings}{wrong}\n")
+    ended = tiertune("agent", "run", "--config", "agent.yaml")
+    assert (ended.returncode, [path.name for path in tmp_path.iterdir()]) == (2, ["agent.yaml"])
 
 
 def test_a_taken_port_is_told(tiertune, tmp_path, monkeypatch):

@@ -291,8 +291,14 @@ def _alone(connection: Connection) -> None:
 
 
 def open_current(url: str, password_file: Path | None = None) -> Engine:
-    """An engine on a database at the newest revision: an empty one is filled, an older one is refused."""
+    """An engine on a database at the newest revision, as ``make_current`` makes it."""
     engine = connect(url, password_file)
+    make_current(engine)
+    return engine
+
+
+def make_current(engine: Engine) -> None:
+    """Have the database at the newest revision: an empty one is filled, an older one is refused."""
     _writable(engine)
     have, newest = revisions(engine)
     if have is None:
@@ -303,7 +309,6 @@ def open_current(url: str, password_file: Path | None = None) -> Engine:
         _write_ahead(engine)
     except SQLAlchemyError as error:
         raise _failed(engine, "opened", error) from error
-    return engine
 
 
 def outdated(have: str, newest: str) -> DatabaseError:
