@@ -29,12 +29,11 @@ Place = tuple[datetime, str, str, str]
 class Ledger(OfHistory):
     """Entries come in through `History`."""
 
-    def rows(self, since: datetime) -> list[JsonDict]:
-        """Rows from the hour of ``since`` on, by hour, store, namespace and tier; by day if over a fortnight old."""
-        return [row for rows in self.hours(since) for row in rows]
-
     def hours(self, since: datetime) -> Iterator[list[JsonDict]]:
-        """The same, read one hour that has rows after another: a year of many stores has millions of rows."""
+        """Rows from the hour of ``since`` on, by store, namespace and tier; by day if over a fortnight old.
+
+        One hour that has rows is read after another: a year of many stores has millions.
+        """
         query = select(*(getattr(LedgerRow, name) for name in _TOLD)).order_by(*inspect(LedgerRow).primary_key)
         hour = self._after(hour_of(since) - HOUR)
         while hour:
@@ -48,7 +47,7 @@ class Ledger(OfHistory):
             return session.scalar(select(func.min(LedgerRow.hour)).where(LedgerRow.hour > hour))
 
     def account(self, since: datetime) -> dict[str, dict[str, float]]:
-        """Seconds saved and lost, and money, by tier, over the same hours as ``rows``."""
+        """Seconds saved and lost, and money, by tier, over the same hours as ``hours``."""
         names = "saved", "lost", "money"
         columns = (func.sum(getattr(LedgerRow, name)) for name in names)
         query = select(LedgerRow.tier, *columns).where(LedgerRow.hour >= hour_of(since)).group_by(LedgerRow.tier)
