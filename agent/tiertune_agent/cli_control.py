@@ -57,7 +57,7 @@ def decisions_approve(number: Number, agent: AgentUrl = AGENT, json_path: JsonPa
 
 @decisions_app.command("reject")
 def decisions_reject(number: Number, agent: AgentUrl = AGENT, json_path: JsonPath = None) -> None:
-    """Reject a proposed change."""
+    """Reject a proposed change, or a verdict's rollback that waits for the end of a freeze."""
     document = _agent("POST", agent, f"/api/v1/decisions/{number}/reject")
     say(f"decision {number} is {document['state']}", document, json_path)
 

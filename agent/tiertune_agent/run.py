@@ -51,6 +51,8 @@ LOOK_S = 1.0
 """How often an agent checks who leads, so that a successor takes over soon, however long a window is."""
 AHEAD_S = 3600.0
 """Nothing is pruned by a clock that is further ahead of every store's: it would take new rows for old."""
+PRUNES_AFTER = timedelta(minutes=10)
+"""Time that an agent has for its first rounds, which take longest, before it prunes; then it does so every hour."""
 PACE = 0.5
 """How fast the agent's own time goes on while it is ahead of a clock that was set back."""
 
@@ -282,7 +284,7 @@ def run(settings: AgentSettings) -> None:
     scheduler.add_listener(_left_out, EVENT_JOB_MAX_INSTANCES)
     rounds = scheduler.add_job(agent.tick, "interval", id="round", seconds=settings.window, next_run_time=utc_now())
     scheduler.add_job(agent.sum_up, "interval", id="sum-up", minutes=5)
-    scheduler.add_job(agent.prune, "interval", id="pruning", hours=1)
+    scheduler.add_job(agent.prune, "interval", id="pruning", hours=1, next_run_time=utc_now() + PRUNES_AFTER)
     serving = Serving(agent.served, listener, encrypted)
     with until_told() as ending:
         scheduler.start()

@@ -153,8 +153,11 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Exit status: 1 if a job failed."""
-    result, whole = measure(arguments(given))
+    """Exit status: 1 if a job failed, 130 if it was interrupted."""
+    try:
+        result, whole = measure(arguments(given))
+    except KeyboardInterrupt:
+        return 130
     print(f"\n{table(judged(result['summary']))}")
     return 0 if whole else 1
 

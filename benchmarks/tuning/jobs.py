@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from benchmarks.goals import Goal
 from benchmarks.tuning.worlds import Grid
+from tiertune_connector.ending import unheard
 
 Row = dict[str, Any]
 Summary = dict[str, float | None]
@@ -53,7 +54,8 @@ class Part(Protocol):
 def run(jobs: Iterable[tuple[str, Part, Job]], processes: int) -> Iterator[tuple[str, list[Row] | BaseException]]:
     """Run jobs; for each, as it ends: the name of its part, and its rows or the exception."""
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=follow_parent) as pool:
-        running = {pool.submit(perform, name, part.SHOWN, job): name for name, part, job in jobs}
+        with unheard():
+            running = {pool.submit(perform, name, part.SHOWN, job): name for name, part, job in jobs}
         try:
             for future in as_completed(running):
                 yield running[future], future.exception() or future.result()

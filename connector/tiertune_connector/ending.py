@@ -72,6 +72,19 @@ def until_told() -> Iterator[Ending]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Let SIGINT wait meanwhile. Who is started within never hears one: a terminal sends it to all, who would complain.
+
+    They have to end with this process. Whatever else multiprocessing starts must be there: that lets SIGINT through.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def leave(patience_s: float) -> None:
     """Call it last, when the process's work is done: Python would wait for ever for threads that hang in a disk.
 

@@ -298,6 +298,11 @@ def propose(history, tuner, target, wish, *, mode="recommend", at=START):
     return history.decisions.propose(tuner, target, wish, mode=mode, version=1, policy=1, now=at)
 
 
+def ledger_rows(history, since):
+    """Rows of the ledger, of all hours."""
+    return [row for rows in history.ledger.hours(since) for row in rows]
+
+
 def open_incidents(agent):
     """What is wrong, by kind and store."""
     told = agent.history.journal.incidents()

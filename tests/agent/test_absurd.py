@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from agent.agents import pass_windows
-from agent.fakes import SLOW, START, FakeStore, fetch, open_incidents
+from agent.fakes import SLOW, START, FakeStore, fetch, ledger_rows, open_incidents
 from tiertune_agent.collector.counters import FASTEST
 from tiertune_agent.collector.schema import LEVELS, STATUS, check
 
@@ -153,7 +153,7 @@ def test_squares_of_long_prompts_are_not_absurd(both, odd):
 
 def transferred(agent):
     """Bytes of the odd one, in the ledger."""
-    return sum(row["transferred"] or 0 for row in agent.history.ledger.rows(START) if row["store"] == "host-b")
+    return sum(row["transferred"] or 0 for row in ledger_rows(agent.history, START) if row["store"] == "host-b")
 
 
 def test_a_part_of_a_tier_that_tells_little_stops_nobody(both, odd):

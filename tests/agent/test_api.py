@@ -67,6 +67,18 @@ def test_the_ledger_of_an_hour_has_the_one_that_it_began_in(api, clock, rounds, 
     assert api("ledger", hours=hours)["tiers"] == {}
 
 
+def test_a_long_ledger_is_sent_an_hour_after_another(api, agent, clock, rounds):
+    """A year of many stores has millions of rows: nobody holds them all at a time."""
+    for _ in range(3):
+        rounds(2)
+        clock.advance(2 * 3600)
+    read = list(agent.history.ledger.hours(START))
+    assert [{row["hour"] for row in rows} for rows in read] == [
+        {after(hours=2 * number).isoformat()} for number in range(3)
+    ]
+    assert api("ledger", hours=8760)["ledger"] == [row for rows in read for row in rows] != []
+
+
 def test_curves_are_told_by_pool(api, store, rounds):
     """Each pool with what is in force, its points by algorithm and size, and what is to be read of them."""
     rounds(1)

@@ -9,7 +9,7 @@ import pytest
 
 from agent.agents import client_of, make_agent, pass_windows, told
 from agent.conftest import BACKENDS
-from agent.fakes import SLOW, START, fetch
+from agent.fakes import SLOW, START, fetch, ledger_rows
 from e2e.postgres import PASSWORD, postgres_server
 from tiertune_agent.history.database import open_current
 
@@ -142,7 +142,7 @@ def test_nothing_is_changed_without_it_and_windows_are_a_gap(run, place, store, 
     assert len(gaps) == 1
     assert timedelta(seconds=OUTAGE_S) <= gaps[0] <= timedelta(seconds=OUTAGE_S + 2 * WINDOW_S)
     assert starts[-1] == clock.now() - timedelta(seconds=WINDOW_S)
-    rows = [row for row in agent.history.ledger.rows(START) if row["tier"] == "remote" and not row["namespace"]]
+    rows = [row for row in ledger_rows(agent.history, START) if row["tier"] == "remote" and not row["namespace"]]
     windows = agent.history.measured.windows("host-a", tier="remote")
     assert sum(row["seconds"] for row in rows) == sum(one.seconds for one in windows)
     assert [one[:3] for one in told(agent)] == [("remote_fetch", "on", "off")]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import DIGEST, START, after, histogram, pruned, remember, remote_window, window
+from agent.fakes import DIGEST, START, after, histogram, ledger_rows, pruned, remember, remote_window, window
 from tiertune_agent.history import measured
 from tiertune_agent.records import Rates, StageWindow
 from tiertune_agent.tuners.remote_fetch import MOST_CANDIDATES
@@ -101,7 +101,7 @@ class TestLedger:
         ]
         for each in windows:
             remember(history, each, rates=rates)
-        first, second = history.ledger.rows(START)
+        first, second = ledger_rows(history, START)
         assert (first["seconds"], first["saved"], first["lost"]) == (60.0, 30.0, 5.0)
         assert first["bytes"] == round(2.5 * 2**30)
         assert first["transferred"] == 2**30

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from agent.fakes import window
 from agent.test_trials import TYPICAL, probes
 from tiertune_agent.verdicts.trials import coarse, fetch_trial
-from tiertune_agent.verdicts.verdict import weigh
+from tiertune_agent.verdicts.verdict import student, weigh
 
 
 def drawn(index, slower, held=1, each_s=0.03):
@@ -28,6 +29,30 @@ def test_a_holdout_of_few_requests_measures_no_saving_by_itself(slower, state):
     verdict = weigh(trial, worse_by=0.02)
     assert (verdict.state, verdict.evidence["after"]) == (state, pytest.approx(slower * verdict.evidence["before"]))
     assert weigh(coarse(trial, 20), worse_by=0.02).state == state
+
+
+def test_three_windows_are_believed_as_much_as_three_can_be():
+    """Where fetching is worth nothing, one verdict in twenty may say otherwise, as by many windows, and not one in six.
+
+    A real saving of two fifths is seen nearly always.
+    """
+    rng = np.random.default_rng(1)
+
+    def judged(slower):
+        values = {
+            f"holdout_sums_total{{group={group},sum={name}}}": value
+            for group, factor in (("held", 1.0), ("fetched", slower))
+            for name, value in (("seconds", factor * rng.normal(20, 1)), ("tokens", 20000.0))
+        }
+        return window("remote", values, 0)
+
+    def clear(slower):
+        trials = (fetch_trial("on", [judged(slower) for _ in range(3)], None) for _ in range(1000))
+        return sum(weigh(trial, worse_by=0.0).state != "inconclusive" for trial in trials)
+
+    assert clear(1.0) < 70
+    assert clear(0.6) > 950
+    assert [2 * student(of) for of in (2, 3, 5, 10, 30)] == pytest.approx([4.53, 3.31, 2.65, 2.28, 2.09], rel=0.04)
 
 
 def test_requests_that_turn_cheap_as_more_are_held_out_are_no_saving():

@@ -192,6 +192,21 @@ class TestByItself:
         assert (store.tuning["version"], verdict(agent, worse)["reason"]) == (3, "rolled back by anna")
         assert now_of(agent, worse).waits == ""
 
+    def test_a_rollback_that_a_freeze_holds_can_be_rejected(self, agent, store, clock, arc, soak):
+        """It stands then, as an operator said, also once the freeze is over; only once, and nothing else is."""
+        agent.history.journal.freeze("release", "ops", clock.now(), None)
+        with pytest.raises(Refused, match="is applied, not proposed"):
+            agent.changes.reject(arc.id, "anna")
+        soak(6, 600, 500)
+        assert agent.changes.reject(arc.id, "anna").state == "inconclusive"
+        with pytest.raises(Refused, match="is inconclusive, not proposed"):
+            agent.changes.reject(arc.id, "anna")
+        agent.history.journal.unfreeze(clock.now())
+        soak(2, 600, 500)
+        assert stands(agent, store, arc) == ("inconclusive", 2)
+        assert verdict(agent, arc)["reason"].endswith("; it is not rolled back: rejected by anna")
+        assert (now_of(agent, arc).undo, now_of(agent, arc).waits) == (None, "")
+
     def test_a_store_that_is_away_is_rolled_back_when_it_returns(self, agent, store, worse, rounds):
         """The wish to roll back outlives a store that does not answer."""
         assert state(agent, worse) == "soaking"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.agents import POLICY, client_of, pass_windows
-from agent.fakes import DIGEST, START, FakeStore, window
+from agent.fakes import DIGEST, START, FakeStore, ledger_rows, window
 from agent.test_published import samples
 from tiertune_agent.collector.counters import parse, windows
 from tiertune_agent.history.ledger import add_up
@@ -63,7 +63,7 @@ def fleet(agents, clock, holds):
 
 def of_remote(agent):
     """The ledger's rows of the remote as a whole, by store."""
-    rows = agent.history.ledger.rows(START)
+    rows = ledger_rows(agent.history, START)
     return {row["store"]: row for row in rows if (row["tier"], row["namespace"]) == ("remote", "")}
 
 
@@ -167,7 +167,7 @@ def test_a_share_that_changed_measures_no_saving_by_itself(agent, store, rounds,
     count_held(store, rounds, held(0, 200, 1.0, slower=1.0))
     if apart_s:
         agent.history.retention.fold(store.clock.now() + timedelta(days=30))
-    rows = agent.history.ledger.rows(START - timedelta(days=1))
+    rows = ledger_rows(agent.history, START - timedelta(days=1))
     (row,) = [row for row in rows if (row["tier"], row["namespace"]) == ("remote", "")]
     assert [row[name] for name in ("measured_low", "measured", "measured_high")] == pytest.approx([0.0] * 3)
 

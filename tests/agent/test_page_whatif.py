@@ -9,13 +9,15 @@ from agent.agents import POLICY
 from agent.answers import trial_of
 from agent.fakes import DIGEST, SLOW, START, propose, window
 from agent.html import Page
+from agent.test_holdout_verdict import drawn
 from tiertune_agent.records import State, Target, series
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.evidence import Ratio, Summand
+from tiertune_agent.verdicts.trials import fetch_trial
 from tiertune_agent.verdicts.verdict import Spells, weigh
 from tiertune_agent.web.curves import Ghost, by_gain, counted, curve_chart, curves
-from tiertune_agent.web.evidence import Compared, compared
+from tiertune_agent.web.evidence import OF, Compared, compared
 from tiertune_agent.web.page import environment
 from tiertune_agent.web.unmade import sentence, unmade, values
 from tiertune_connector.whatif.chain import Shape
@@ -209,6 +211,18 @@ class TestCompared:
         assert (told.without, told.after) == (pytest.approx(0.51), pytest.approx(0.41))
         assert told.doubt == pytest.approx(2 * verdict.evidence["standard_error"])
         assert told.sentence.startswith("19.6% less (± ")
+
+    def test_a_holdout_s_requests_are_others(self, history):
+        """Drawn by lot, from the same windows; what only predictions tell is of the same requests."""
+        switch = ("tiers.remote.fetch", "off", "on")
+        made = replace(wish(history, "remote_fetch", Target("host-a", "remote"), switch), state=State.KEPT)
+        held_out = fetch_trial("on", [drawn(index, 0.7) for index in range(9)], None)
+        for trial, how in (
+            (held_out, "measured on requests drawn by lot: others, but of the same windows."),
+            (trial_of(((1.0, 0.5),) * 3, OF["fetch"]), "estimated on the same requests."),
+        ):
+            told = compared(made, [{"evidence": weigh(trial, worse_by=0).evidence}])
+            assert told.sentence.endswith(f" than without the change, {how}")
 
     def test_what_soaks_is_not_known_yet(self, history):
         """Before and promised are there; after and without come with the verdict."""

@@ -2,9 +2,11 @@
 
 import signal
 import socket
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import uvicorn
+from apscheduler.schedulers.background import BackgroundScheduler
 
 from connector.stores import eventually
 from e2e.servers import HTTP
@@ -76,6 +78,22 @@ def test_it_ends_with_its_server(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="the HTTP server ended by itself"):
         run(load(tmp_path / "agent.yaml"))
     assert (tmp_path / "tiertune.sqlite").exists()
+
+
+def test_it_prunes_soon_after_its_start(tmp_path, monkeypatch):
+    """Also one that is started anew every half hour; but not amid its first rounds, which take longest."""
+    (tmp_path / "agent.yaml").write_text(CONFIG)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
+    planned, start = {}, BackgroundScheduler.start
+
+    def started(scheduler):
+        start(scheduler)
+        planned.update({job.id: job.next_run_time - datetime.now(UTC) for job in scheduler.get_jobs()})
+
+    monkeypatch.setattr(BackgroundScheduler, "start", started)
+    with pytest.raises(RuntimeError):
+        run(load(tmp_path / "agent.yaml"))
+    assert timedelta(minutes=5) < planned["pruning"] < timedelta(minutes=15)
 
 
 def test_a_round_that_outlasts_the_window_is_told(start, tmp_path):

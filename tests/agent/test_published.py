@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.agents import client_of, pass_windows
-from agent.fakes import SLOW, START, after, window
+from agent.fakes import SLOW, START, after, ledger_rows, window
 from agent.test_actuator import DECISION
 from tiertune_agent import loop
 from tiertune_agent.catalogue import AgentMetrics
@@ -132,7 +132,7 @@ def test_a_running_agent_tells_its_change_and_the_ledgers_money(agent, store, ro
     assert at == made[0].applied_at.timestamp()
     money = {"saved": 1, "lost": -1, "rent": -1, "network": -1}
     told = sum(money[labels["kind"]] * value for labels, value in samples(agent.metrics, "tiertune_agent_money_total"))
-    rows = agent.history.ledger.rows(START)
+    rows = ledger_rows(agent.history, START)
     assert rows
     assert told == pytest.approx(sum_known(row["money"] for row in rows))
     with client_of(agent) as http:

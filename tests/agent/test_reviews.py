@@ -67,6 +67,18 @@ def test_what_is_due_is_searched_once_for_all(agent, store, clock, arc, soak):
     assert reviews(agent, left) == []
 
 
+def test_a_store_that_missed_the_search_is_reviewed_when_it_is_back(agent, store, clock, arc, soak):
+    """In the round in which it answers again, and not an hour later."""
+    soak(4, 500, 600)
+    clock.advance(7 * 86400)
+    store.up = False
+    soak(2, 500, 600)
+    assert reviews(agent, arc) == []
+    store.up = True
+    soak(1, 500, 600)
+    assert len(reviews(agent, arc)) == 1
+
+
 def test_what_was_followed_by_another_does_not_stand(agent, store, clock, auto, rounds):
     """However many changes a field has seen, one question finds the last of them."""
     rounds(1)

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import event
 
 from agent.conftest import both_backends as backend  # noqa: F401
-from agent.fakes import DIGEST, START, after, histogram, pruned
+from agent.fakes import DIGEST, START, after, histogram, ledger_rows, pruned
 from agent.fakes import remember as remembered
 from agent.fakes import window as told_of
 from tiertune_agent.history import measured
@@ -263,7 +263,7 @@ def test_old_hours_are_days(history):
     now = after(days=4)
     history.retention.sum_up(now)
     before = told(history), history.ledger.account(START)
-    booked = history.ledger.rows(START)
+    booked = ledger_rows(history, START)
     assert history.retention.fold(now) == 0
     assert history.retention.fold(START + FORTNIGHT + timedelta(days=2)) == 2
     assert history.retention.fold(START + FORTNIGHT + timedelta(days=2)) == 0
@@ -274,7 +274,7 @@ def test_old_hours_are_days(history):
     assert days[2:] == [each for each in hours if each.start >= midnight + 2 * DAY]
     for figure in (lambda each: each.seconds, lambda each: each.values[HIT], lambda each: each.values[TOOK].count):
         assert sum(map(figure, days)) == sum(map(figure, hours))
-    rows = history.ledger.rows(START - DAY)
+    rows = ledger_rows(history, START - DAY)
     assert [row["hour"] for row in rows[:2]] == [midnight.isoformat(), (midnight + DAY).isoformat()]
     assert len(rows) == 2 + sum(row["hour"] >= (midnight + 2 * DAY).isoformat() for row in booked)
     assert sum(row["seconds"] for row in rows) == sum(row["seconds"] for row in booked)
@@ -288,7 +288,7 @@ def test_a_ledgers_rows_of_an_hour_come_in_order(history):
     for pool in pools:
         for tier in ("remote", "dram"):
             remember(history, window(START, tier=tier, namespace=pool))
-    rows = [(row["namespace"], row["tier"]) for row in history.ledger.rows(START)]
+    rows = [(row["namespace"], row["tier"]) for row in ledger_rows(history, START)]
     assert rows == [(pool, tier) for pool in sorted(pools) for tier in ("dram", "remote")]
 
 

@@ -98,6 +98,13 @@ def test_metrics_come_as_openmetrics_too(http):
     assert answer.text.endswith("# EOF\n")
 
 
+@pytest.mark.parametrize(("version", "kind"), [('"1.0.0"', "application/openmetrics-text"), ("1.x", "text/plain")])
+def test_metrics_come_to_whoever_asks_otherwise(http, version, kind):
+    """A version may be quoted (RFC 9110); who asks for none that there is gets the oldest form."""
+    answer = http.raw("GET", "/metrics", b"", accept=f"application/openmetrics-text;version={version}")
+    assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (200, kind)
+
+
 def test_metrics_name_no_tenant(http, store):
     """Neither salt nor digest, while it is asked, refused for its quota, and flushed; both forms, however spelt."""
     salt = "acme-corporation"

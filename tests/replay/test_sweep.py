@@ -133,6 +133,17 @@ class TestPlaces:
             parent.communicate(timeout=PATIENCE_S)  # the output ends with the last process that has it
 
     @pytest.mark.slow
+    def test_an_interrupt_is_of_one_process_alone(self, traces):
+        """A terminal sends it to all: those that play, or are just beginning to, end without a word."""
+        command = [sys.executable, "-c", ENDLESS, *map(str, traces), str(SCENARIO)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, **pipes, start_new_session=True) as parent:
+            assert parent.stdout.read(7) == b"playing"
+            os.killpg(parent.pid, signal.SIGINT)
+            _, told = parent.communicate(timeout=PATIENCE_S)
+        assert (told.count(b"Traceback"), told.splitlines()[-1]) == (1, b"KeyboardInterrupt"), told.decode()
+
+    @pytest.mark.slow
     @pytest.mark.timeout(600)
     def test_ray_gives_what_one_process_gives(self, cells, ray):
         """On a local Ray, which ends with the sweep."""

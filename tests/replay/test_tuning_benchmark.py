@@ -10,6 +10,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -266,17 +267,29 @@ def test_the_table_tells_what_was_not_reached():
     assert lines[2].endswith(" 3")
 
 
+def test_an_interrupt_is_no_error(monkeypatch):
+    """Ctrl-C ends a run of hours with the shell's status for it, and without a traceback."""
+    monkeypatch.setattr("benchmarks.tuning.__main__.measure", Mock(side_effect=KeyboardInterrupt))
+    assert main([]) == 130
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_run_leaves_no_process(number):
-    """However the run ends, its workers do, in the midst of a job."""
+    """However the run ends, its workers do, in the midst of a job and without a word, though a terminal tells all."""
     run = subprocess.Popen(
-        [sys.executable, "-c", WAITS], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", WAITS],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     assert run.stdout is not None
     worker = Path("/proc", re.findall(r"\d+", run.stdout.readline())[-1], "cmdline")
-    run.send_signal(number)
-    run.wait(20)
+    os.killpg(run.pid, signal.SIGINT) if number == signal.SIGINT else run.kill()
+    _, told = run.communicate(timeout=20)
+    assert told.count("Traceback") == (number == signal.SIGINT), told  # of the run itself
     end = time.monotonic() + 20
     while worker.exists() and time.monotonic() < end:
         time.sleep(0.05)

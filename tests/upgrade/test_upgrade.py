@@ -12,6 +12,7 @@ from sqlalchemy import MetaData, func, select
 
 from agent.conftest import bare, postgres  # noqa: F401
 from agent.conftest import both_backends as backend  # noqa: F401
+from agent.fakes import ledger_rows
 from tiertune_agent.history.database import DatabaseError, _config, connect, open_current, upgrade
 from tiertune_agent.history.store import History
 from tiertune_agent.records import State, Target
@@ -248,7 +249,7 @@ def understood(url):
     (window,) = history.measured.windows_since("host-a", AT, tier="remote")
     assert (window.start, window.values["tier_resident_bytes"], window.values["gate_actual_seconds"].sum) == (AT, 5, 3)
     assert history.ledger.account(AT) == {"remote": {"saved": 2.5, "lost": 0.5, "money": 1.25}}
-    assert history.ledger.rows(AT)[0]["bytes"] == 9 << 40
+    assert ledger_rows(history, AT)[0]["bytes"] == 9 << 40
     assert history.stores()[0].pending_bypass is True
     assert history.journal.open_incidents() == {"tier_dead": 1}
     assert history.journal.frozen(LATER).reason == "release"

@@ -66,7 +66,13 @@ class ChangeControl:
         return self._make(decision, _person(who), None)
 
     def reject(self, number: int, who: str) -> Decision:
-        """Reject a proposed change. Raises Unknown, or Refused if it is no longer proposed."""
+        """Reject a proposed change, or a verdict's rollback that waits for the end of a freeze: then it stands.
+
+        Raises Unknown, or Refused if there is nothing to reject (any more).
+        """
+        decision = self._known(number)
+        if decision.undo and decision.undo["by"] == VERDICT and FROZEN in decision.waits:
+            return self._stands(decision, f"rejected by {who}")
         moved = self._decisions.move(self._proposed(number), State.REJECTED, now=self._now(), approved_by=who)
         if moved is None:
             raise Refused(f"decision {number} has just changed; look at it again")
@@ -165,10 +171,15 @@ class ChangeControl:
             reason = f"{wish['reason']}; {outcome.reason}" if outcome.reason else wish["reason"]
             done = self._decisions.judge(decision, State.ROLLED_BACK, reason, wish["evidence"], now)
             return done or decision, ""
-        told = f"{wish['reason']}; it is not rolled back: {outcome.reason}"
+        return self._stands(decision, outcome.reason), outcome.reason
+
+    def _stands(self, decision: Decision, why: str) -> Decision:
+        """It is not rolled back, although somebody, or its verdict, wished it."""
+        wish = decision.undo or {}
+        told = f"{wish['reason']}; it is not rolled back: {why}"
         stands = State.INCONCLUSIVE if decision.state in UNJUDGED else decision.state
-        done = self._decisions.judge(decision, stands, told, wish["evidence"], now, undo=None)
-        return done or decision, outcome.reason
+        done = self._decisions.judge(decision, stands, told, wish["evidence"], self._now(), undo=None)
+        return done or decision
 
     def _known(self, number: int) -> Decision:
         decision = self._decisions.get(number)

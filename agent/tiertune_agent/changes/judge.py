@@ -56,16 +56,16 @@ class Judge:
         self._decisions = history.decisions
         self._changes = changes
         self._now = now
-        self._none_until = now()
-        """Nothing else is due for review before this time."""
+        self._search_at = now()
+        """When to search again for what is due for review."""
         self._due: list[Decision] = []
-        """What was due for review then, and has not been since."""
+        """What was due for review at the last search, also of stores that are away, and has not been since."""
         self._ran: tuple[datetime, datetime] = now(), now()
         """When the first and the last of the rounds began that no long gap lies between."""
 
     def forget(self) -> None:
         """Search anew for what is to be reviewed: another agent may have done so since."""
-        self._due, self._none_until = [], self._now()
+        self._due, self._search_at = [], self._now()
 
     def run(self, this: Round) -> None:
         """Begin soaks and end those that are over."""
@@ -90,15 +90,19 @@ class Judge:
 
     def review(self, this: Round) -> None:
         """Ask once a week whether a decision still pays, by the same trial over the week; one decision per round."""
-        since = self._now() - WEEK
-        if not self._due and self._now() >= self._none_until:
-            here = {digest for one in this.fleet for digest in served(one.status)}
-            self._due = self._history.changed.standing(since, [one.store for one in this.fleet], here)
-            self._none_until = self._now() + RARELY
-        while self._due:
-            decision = self._due.pop()
+        now = self._now()
+        since = now - WEEK
+        if now >= self._search_at:
+            stores = self._history.stores()
+            here = {digest for one in stores for digest in served(one.status)}
+            self._due = self._history.changed.standing(since, [one.name for one in stores], here)
+            self._search_at = now + RARELY
+        for decision in self._due.copy():
             snapshot = this.snapshot_of(decision.target)
-            if not (snapshot and measure(decision)) or _overtaken(decision, this):
+            if snapshot is None:
+                continue
+            self._due.remove(decision)
+            if not measure(decision) or _overtaken(decision, this):
                 continue
             if self._decisions.get(decision.id) == decision:  # else it was moved since
                 told = f"the week has nothing to weigh {decision.field} by: what was before it is too long ago"

@@ -70,7 +70,7 @@ class StoreHttp:
     def tuning_of(self, status: Json) -> JsonDict:
         """The tuning that a status names by its version, read unless it was before; errors as of `tuning`."""
         named = status.get("boot_id"), status.get("tuning_version")
-        if named != self._known[0]:
+        if None in named or named != self._known[0]:
             tuning = self.tuning()
             self._known = (named[0], tuning["version"]), tuning
         return self._known[1]

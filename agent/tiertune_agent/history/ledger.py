@@ -1,7 +1,7 @@
 """The ledger in SQL: windows are booked by hour, hours folded into days, and both add up to the counters."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
 from statistics import fmean
@@ -19,6 +19,7 @@ from tiertune_agent.verdicts.ledger import Entry, entry, hour_of
 COLUMNS = tuple(column.key for column in LedgerRow.__table__.columns)
 _TOLD = tuple(name for name in COLUMNS if name != "holdout")
 """Columns of a row that are reported, its hour first."""
+HOUR = timedelta(hours=1)
 Booked = Sequence[tuple[Window, Entry]]
 """Windows and their entries."""
 Place = tuple[datetime, str, str, str]
@@ -28,14 +29,25 @@ Place = tuple[datetime, str, str, str]
 class Ledger(OfHistory):
     """Entries come in through `History`."""
 
-    def rows(self, since: datetime) -> list[JsonDict]:
-        """Rows from the hour of ``since`` on, by hour, store, namespace and tier; by day if over a fortnight old."""
-        columns, ordered = (getattr(LedgerRow, name) for name in _TOLD), inspect(LedgerRow).primary_key
-        query = select(*columns).where(LedgerRow.hour >= hour_of(since)).order_by(*ordered)
-        return [dict(zip(_TOLD, (hour.isoformat(), *told), strict=True)) for hour, *told in self._rows(query)]
+    def hours(self, since: datetime) -> Iterator[list[JsonDict]]:
+        """Rows from the hour of ``since`` on, by store, namespace and tier; by day if over a fortnight old.
+
+        One hour that has rows is read after another: a year of many stores has millions.
+        """
+        query = select(*(getattr(LedgerRow, name) for name in _TOLD)).order_by(*inspect(LedgerRow).primary_key)
+        hour = self._after(hour_of(since) - HOUR)
+        while hour:
+            found = self._rows(query.filter_by(hour=hour))
+            yield [dict(zip(_TOLD, (hour.isoformat(), *told), strict=True)) for _, *told in found]
+            hour = self._after(hour)
+
+    def _after(self, hour: datetime) -> datetime | None:
+        """The next hour that has rows."""
+        with self._session() as session:
+            return session.scalar(select(func.min(LedgerRow.hour)).where(LedgerRow.hour > hour))
 
     def account(self, since: datetime) -> dict[str, dict[str, float]]:
-        """Seconds saved and lost, and money, by tier, over the same hours as ``rows``."""
+        """Seconds saved and lost, and money, by tier, over the same hours as ``hours``."""
         names = "saved", "lost", "money"
         columns = (func.sum(getattr(LedgerRow, name)) for name in names)
         query = select(LedgerRow.tier, *columns).where(LedgerRow.hour >= hour_of(since)).group_by(LedgerRow.tier)

@@ -24,6 +24,7 @@ from tiertune_agent.replay.traces import TraceError, open_trace
 from tiertune_agent.terminal.options import InputError
 from tiertune_agent.terminal.progress import Step, unseen
 from tiertune_connector.documents import load_yaml
+from tiertune_connector.ending import unheard
 
 ANSWERS_S = 5.0
 """Seconds within which a Ray cluster must be reachable."""
@@ -92,7 +93,9 @@ def over_processes(cells: Sequence[Cell], processes: int, step: Step = unseen) -
     pool = ProcessPoolExecutor(workers, context, _end_with, (ending,))
     with ending, pool, wanted:  # whatever ends this, also a signal: no process plays on for nobody
         try:
-            yield from _stepped(cells, pool.map(play, cells), step)
+            with unheard():
+                playing = [pool.submit(play, cell) for cell in cells]  # `map` would cancel, and then break, them
+            yield from _stepped(cells, (one.result() for one in playing), step)
         except BrokenProcessPool as error:
             told = "a process ended before its replays were done: if memory was short, lower --processes"
             raise SweepError(told) from error

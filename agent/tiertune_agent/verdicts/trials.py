@@ -25,6 +25,8 @@ from tiertune_connector.whatif.chain import Shape
 
 NO_PRICES = Rates()
 """Seconds alone are weighed."""
+HELD_OUT = "seconds per token, measured by holdout"
+"""What the values of a trial by holdout are."""
 
 
 def measure(decision: Decision | Proposal) -> str:
@@ -204,7 +206,7 @@ def _measured(windows: Windows) -> Groups:
         Pair(held.per_token, fetched.per_token, held.tokens * fetched.tokens / (held.tokens + fetched.tokens))
         for held, fetched in both
     ]
-    return Groups(pairs, "seconds per token, measured by holdout")
+    return Groups(pairs, HELD_OUT)
 
 
 def _missed(window: Window, before: str, after: str, capacity: float | None) -> Pair | None:

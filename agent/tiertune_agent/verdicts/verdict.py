@@ -62,12 +62,27 @@ class Trial:
 class Groups(Trial):
     """A pair is of requests that were drawn by lot, as a holdout's groups are: others, but of the same window.
 
-    The error is that of a ratio of sums: a pair of few requests is far off as a rule, and has little weight.
+    The error is that of a ratio of sums: a pair of few requests is far off as a rule, and has little weight. It is
+    larger as Student's t has it: what few pairs tell of how far they are off is in doubt itself.
     """
 
     def compared(self) -> "Compared":
         parts = [Summand(pair.after - pair.before, 1.0, pair.weight) for pair in self.pairs]
-        return super().compared()._replace(error=ratio(parts).error)
+        return super().compared()._replace(error=ratio(parts).error * student(self.windows - 1))
+
+
+def student(freedom: int) -> float:
+    """How many times as many standard errors as a normal variable has a t of so many degrees of ``freedom``.
+
+    At ``ERRORS`` of them: Cornish and Fisher's expansion (Abramowitz and Stegun 26.7.5), 3 % short at 2 degrees.
+    """
+    x = ERRORS**2
+    return (
+        1
+        + (x + 1) / (4 * freedom)
+        + ((5 * x + 16) * x + 3) / (96 * freedom**2)
+        + (((3 * x + 19) * x + 17) * x - 15) / (384 * freedom**3)
+    )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from tiertune_agent.records import UNJUDGED, Decision, State
 from tiertune_agent.tuners.evidence import ERRORS
 from tiertune_agent.tuners.remote_fetch import Evidence
 from tiertune_agent.tuners.tier_size import size_of
-from tiertune_agent.verdicts.trials import measure
+from tiertune_agent.verdicts.trials import HELD_OUT, measure
 from tiertune_agent.web.charts import Bars, Piece
 from tiertune_agent.web.text import figure, title
 from tiertune_connector.units import format_size
@@ -41,7 +41,7 @@ class Compared:
     after: float | None = None
     """With the new setting, during its soak: simulated or estimated like ``without``, except for ``admission``."""
     without: float | None = None
-    """The counterfactual: the old setting on the same requests; unknown if different spells were compared."""
+    """The counterfactual: the old setting on the same requests, or on a holdout's; unknown of different spells."""
     doubt: float | None = None
     """Two standard errors of the change's effect."""
     windows: int | None = None
@@ -83,8 +83,10 @@ def compared(decision: Decision, verdicts: Sequence[Json]) -> Compared | None:
         return Compared(of, told, before=old, after=new, doubt=doubt, windows=windows)
     if of != OF.get(kind):
         before = promised = None  # in another unit
-    how = "simulated" if kind in ("size", "eviction") else "estimated"
-    told = f"{_change(old, new, doubt)} than without the change, {how} on the same requests."
+    how = "simulated on the same requests" if kind in ("size", "eviction") else "estimated on the same requests"
+    if of == HELD_OUT:
+        how = "measured on requests drawn by lot: others, but of the same windows"
+    told = f"{_change(old, new, doubt)} than without the change, {how}."
     return Compared(of, told, before, promised, after=new, without=old, doubt=doubt, windows=windows)
 
 

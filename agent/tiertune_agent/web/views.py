@@ -1,14 +1,16 @@
 """The documents that the API and the page show, read from history."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated
 
+import msgspec
 from fastapi import Path, Query
+from fastapi.responses import StreamingResponse
 
 from tiertune_agent.changes.control import Unknown
-from tiertune_agent.fields import JsonDict
+from tiertune_agent.fields import Json, JsonDict
 from tiertune_agent.followed import Followed
 from tiertune_agent.history.models import StoreRow
 from tiertune_agent.history.store import History
@@ -20,6 +22,7 @@ from tiertune_agent.tuners.base import models, pools
 from tiertune_agent.verdicts.ledger import hour_of
 from tiertune_agent.web.evidence import compared
 
+JSON = "application/json"
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Number = Annotated[int, Path(ge=1, lt=2**63)]
 """Of a decision, as large as the database can hold."""
@@ -86,15 +89,11 @@ class Views:
         weighed = compared(decision, [one for one in verdicts if one["verdict"] in JUDGED])  # not weekly reviews
         return {**decision.document(), "verdicts": verdicts, "compared": vars(weighed) if weighed else None}
 
-    def ledger(self, hours: Annotated[float, Query(gt=0, le=8760)] = 24) -> JsonDict:
+    def ledger(self, hours: Annotated[float, Query(gt=0, le=8760)] = 24) -> StreamingResponse:
         """Rows by hour, store, namespace and tier, and their sums by tier, from the hour ``since`` on."""
         since = hour_of(self.now() - timedelta(hours=hours))
-        return {
-            "hours": hours,
-            "since": since.isoformat(),
-            "tiers": self.history.ledger.account(since),
-            "ledger": self.history.ledger.rows(since),
-        }
+        head = {"hours": hours, "since": since.isoformat(), "tiers": self.history.ledger.account(since)}
+        return StreamingResponse(_listed(head, "ledger", self.history.ledger.hours(since)), media_type=JSON)
 
     def policies(self) -> JsonDict:
         """The policy in force, what lint says of its file, why a newer one is not in force; earlier revisions.
@@ -154,6 +153,16 @@ class Views:
             "pools": pools(store.status),
             "models": list(models(store.status)),
         }
+
+
+def _listed(head: Json, name: str, parts: Iterable[Sequence[Json]]) -> Iterator[bytes]:
+    """A JSON document piece by piece: ``head``, and last, by this name, what the parts have, in one list."""
+    yield msgspec.json.encode(head)[:-1] + f',"{name}":['.encode()
+    comma = b""
+    for part in parts:
+        yield comma + msgspec.json.encode(part)[1:-1]
+        comma = b","
+    yield b"]}"
 
 
 def _remote(found: StoreRow) -> JsonDict:

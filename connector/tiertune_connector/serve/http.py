@@ -123,7 +123,11 @@ class Http:
         return traced(Starlette(routes=routes, exception_handlers=handlers), self.writes)
 
     def metrics(self, request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        accepted = request.headers.get("accept", "").replace('"', "")  # which the library takes for part of a version
+        try:
+            encode, content_type = choose_encoder(accepted)
+        except TypeError:  # it compared what is no version
+            encode, content_type = choose_encoder("")
         return Response(encode(self._registry), media_type=content_type)
 
     async def healthz(self, _: Request) -> Response:

@@ -80,7 +80,7 @@ class WriteBehind(Reach):
     def lost(self, chunks: Sequence[Evicted]) -> None:
         """Count the chunks that left DRAM before their turn to be written.
 
-        What is written at its commit is counted there if it is dropped; a dead tier was not even offered it.
+        What was offered and dropped is counted by then. A dead tier is not even offered what it takes at commit.
         """
         dead = [tier for tier in self.tiers("commit") if self.lanes[tier].breaker.open]
         for tier in (*self.tiers("evict"), *dead):
@@ -118,10 +118,7 @@ class WriteBehind(Reach):
 
         def done(outcome: Outcome | None) -> None:
             with self.dram.lock:
-                if outcome and outcome.kept:
-                    slot.behind[tier] = self.clock()
-                else:
-                    slot.behind.pop(tier, None)
+                slot.behind[tier] = self.clock() if outcome and outcome.kept else -inf
                 self.dram.unpin(digest, key)
 
         write = Write(digest, key, slot.view(), replace(slot.origin, checksum=slot.checksum), done)

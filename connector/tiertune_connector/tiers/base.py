@@ -76,7 +76,7 @@ class Evicted:
     """Whether anything used it after it came."""
     key: bytes = b""
     behind: Collection[str] = ()
-    """Slower tiers that held it; like ``key``, only for what left DRAM."""
+    """Slower tiers that were offered it; like ``key``, only for what left DRAM."""
 
 
 OnEvicted = Callable[[Sequence[Evicted]], None]

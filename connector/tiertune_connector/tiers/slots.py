@@ -31,7 +31,7 @@ class Slot:
     given_back: bool = False
     """Whether its memory went back to the machine."""
     behind: dict[str, float] = field(default_factory=dict)
-    """Slower tiers that hold the chunk, and when that was known; infinite: a write is queued."""
+    """Slower tiers that hold the chunk, and when that was known; infinite: a write is queued, or, below 0, dropped."""
 
     @property
     def nbytes(self) -> int:

@@ -162,6 +162,23 @@ def test_a_chunk_that_could_not_be_written_is_tried_again(remote, store, engine,
     eventually(lambda: engine.find(keys) and in_remote(remote, keys))
 
 
+@pytest.mark.parametrize("mode", ["commit", "evict"])
+def test_a_chunk_that_is_dropped_is_counted_once(remote, store, engine, http, mode):
+    """It waited when the remote died, and leaves DRAM while that is dead: it is one chunk that was not written."""
+    http.retune(tiers__remote__write=mode)
+    lane, free = store.store.lanes["remote"], threading.Event()
+    remote.fault = lambda operation: free.wait(30) and Outcome.ERROR if operation == "write" else None
+    engine.put_all(keys := chain("k", 12))
+    eventually(lambda: lane.writers.queued() == len(keys) or mode == "evict")
+    for _ in range(20):
+        lane.record(Outcome.ERROR)
+    assert lane.breaker.open
+    free.set()
+    written(store)
+    evict_all(http)
+    assert http.total("write_behind_dropped_total", tier="remote") == len(keys)
+
+
 def test_disk_takes_what_leaves_dram(home, remote):
     """Chunks come back from disk, also after a restart of the store; a chunk goes there once."""
     more = {"disk": "4MiB", "dram": 16 * STRIDE}
