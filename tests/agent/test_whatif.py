@@ -10,6 +10,8 @@ from agent.whatif_fleet import (
     DIGEST,
     FETCH,
     NOW,
+    PREFILL,
+    TOKEN_S,
     Fleet,
     Host,
     begun,
@@ -43,6 +45,22 @@ def test_rounds_add_up_to_the_same():
     assert [prospect.requests for prospect in told] == [100] * 6
     mean = sum(prospect.costs[str(NOW)] for prospect in told) / 6
     assert mean == pytest.approx(exact_cost(requests, NOW, 2))
+
+
+@pytest.mark.parametrize("slower", [0, 1])
+def test_hosts_with_unlike_gpus_are_priced_each_by_its_own(slower):
+    """As if each host's requests were all: whichever store is read last does not price the others'."""
+    requests, told = list(conversations(600)), []
+    for slow in ({slower}, {0, 1}, set()):
+        fleet = Fleet()
+        for host in slow:
+            fleet.hosts[host].prefill = PREFILL | {"seconds_per_flop": 10 * TOKEN_S}
+        fleet.round()
+        told.append(fleet.told(requests)[0].costs)
+    mixed, slow, quick = ({size: cost for size, cost in costs.items() if size.endswith("/0/0")} for costs in told)
+    (size,) = mixed  # without a remote, no host finds what the other one wrote
+    share = sum(len(keys) for host, keys in requests if host == slower) / sum(len(keys) for _, keys in requests)
+    assert mixed[size] == pytest.approx(share * slow[size] + (1 - share) * quick[size], rel=0.05)
 
 
 def test_stores_clocks_need_not_agree():
