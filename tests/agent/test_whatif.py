@@ -36,6 +36,28 @@ def test_prospects_are_those_of_an_exact_simulation():
     assert len({round(cost, 9) for cost in prospect.costs.values()}) > 5, "sizes differ in what they cost"
 
 
+@pytest.mark.parametrize("gate", [{"fetch": "off"}, {"min_fetch_tokens": 100 * CHUNK_TOKENS}])
+def test_a_remote_that_the_gate_leaves_alone_saves_nothing(gate):
+    """Switched off, or for longer prompts than any: probes find it quick, and DRAM has no help from it."""
+    fleet = Fleet()
+    for host in fleet.hosts:
+        host.gate |= gate
+    requests = list(conversations(600))
+    for shape, cost in costs(fleet, requests):
+        assert cost == pytest.approx(exact_cost(requests, shape._replace(remote=0), 2)), shape
+
+
+def test_a_floor_that_some_prompts_reach_costs_what_lies_between():
+    """What is as long is fetched, the rest computed: dearer than without a floor, less so than if none reaches it."""
+    requests, told = list(conversations(600)), []
+    for floor in (0, 4, 100):
+        fleet = Fleet()
+        for host in fleet.hosts:
+            host.gate |= {"min_fetch_tokens": floor * CHUNK_TOKENS}
+        told.append(dict(costs(fleet, requests))[NOW])
+    assert told == sorted(set(told))
+
+
 def test_rounds_add_up_to_the_same():
     """Prospects of several rounds, weighted by their requests, are the one of all: the ghosts stay warm."""
     fleet, requests = begun(600)

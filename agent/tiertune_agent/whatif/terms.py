@@ -10,7 +10,8 @@ from tiertune_agent.tuners.base import TypicalCandidate, pools
 from tiertune_connector.whatif.chain import Costs
 
 UNMEASURED = {"dram": (0.0, 0.0), "disk": (0.0, 0.0), "remote": (1e9, 0.0)}
-"""Seconds before the first byte and per chunk, by tier: nothing is fetched from a remote that nobody measured."""
+"""Seconds before the first byte and per chunk, by tier: nothing is fetched from a remote that nobody measured, or that
+no request may ask."""
 _LINE = ("overhead_s", "seconds_per_flop", "params", "layers", "width", "step_tokens")
 Prefill = Callable[[int], float]
 """Seconds to compute so many leading chunks, beyond the overhead of every prefill."""
@@ -67,14 +68,17 @@ class KnownCosts:
 
     def costs(self, snapshot: Snapshot, namespace: str) -> Costs | None:
         """What requests of a namespace pay on a store, by its own engines or else another's; None: not known yet."""
-        lines, nbytes = self._lines.get(namespace), bytes_each(read(snapshot.status, f"pools.{namespace}") or {})
+        lines, pool = self._lines.get(namespace), read(snapshot.status, f"pools.{namespace}") or {}
+        nbytes = bytes_each(pool)
         if not lines or not nbytes:
             return None
         prefill_s = lines.get(snapshot.store) or next(iter(lines.values()))
-        margin = float(read(snapshot.tuning, "tiers.remote.margin") or 1.0)
-        measured = self._fetch.get(snapshot.store, {})
+        tuned, measured = read(snapshot.tuning, "tiers.remote") or {}, self._fetch.get(snapshot.store, {})
         fetch_s = UNMEASURED | {tier: (first_s, byte_s * nbytes) for tier, (first_s, byte_s) in measured.items()}
-        return Costs(prefill_s, fetch_s, margin)
+        if tuned.get("fetch") == "off":  # whatever probes say
+            fetch_s["remote"] = UNMEASURED["remote"]
+        floor = (tuned.get("min_fetch_tokens") or 0) / (pool.get("chunk_tokens") or 1)
+        return Costs(prefill_s, fetch_s, float(tuned.get("margin") or 1.0), floor)
 
 
 def mean_prompt(snapshot: Snapshot, windows: Windows) -> TypicalCandidate | None:
