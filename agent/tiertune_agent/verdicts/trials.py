@@ -106,7 +106,7 @@ def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: da
         return [
             Summand(prompts_s - seen.asked_bytes * byte_s + gib_s * seen.sent_bytes / GIB, prompts_s)
             for seen in spell
-            if (prompts_s := seen.prompt_tokens * token_s) > 0
+            if seen.readable and (prompts_s := seen.prompt_tokens * token_s) > 0
         ]
 
     return Spells(parts(before), parts(after), f"cost of the prompts, without {tier} being 1")
