@@ -113,7 +113,7 @@ def test_the_streak_may_be_longer_than_n():
         (
             [probed(i, COSTS) for i in range(5)],
             replace(TYPICAL, requests=0),
-            "a mean prompt (95.4 MiB; none was found there yet) would take 1 s to fetch by the probes",
+            "a mean prompt (95.4 MiB; none was found there of late) would take 1 s to fetch by the probes",
         ),
         # it pays, but not with the margin: 0.48 s against 0.5 s
         ([probed(i, 100e6 / 0.48) for i in range(5)], TYPICAL, "would not pay with margin 1.1"),

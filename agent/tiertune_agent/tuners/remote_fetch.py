@@ -222,7 +222,7 @@ def _each(evidence: Evidence, typical: TypicalCandidate | None) -> str:
     if evidence.requests or typical is None:
         return _sums([evidence])
     size = format_size(typical.nbytes)
-    of = f"typical candidate ({size})" if typical.requests else f"mean prompt ({size}; none was found there yet)"
+    of = f"typical candidate ({size})" if typical.requests else f"mean prompt ({size}; none was found there of late)"
     return (
         f"a {of} would take {evidence.fetch_s:.3g} s to fetch "
         f"by the probes against {evidence.recompute_s:.3g} s to recompute"
