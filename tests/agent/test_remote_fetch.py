@@ -219,6 +219,15 @@ def test_where_only_short_fetches_lose_a_floor_is_enough():
     proposal(TUNER.evaluate(every, current("on")))
 
 
+def test_a_floor_is_not_enough_where_long_fetches_lose_by_now():
+    """Short ones lost before it was in force, long ones paid for an hour; then the link got slow."""
+    before = [lengths(i, t0=-9.0, t4096=5.0) for i in range(60)]
+    assert "a floor is enough" in no_change(TUNER.evaluate(before, current("on"))).reason
+    for short in ({}, {"t0": -1.0}):
+        lately = [lengths(i, **short, t4096=-5.0) for i in range(60, 64)]
+        assert "in 64 windows in a row" in proposal(TUNER.evaluate(before + lately, current("on"))).reason
+
+
 @pytest.mark.parametrize(
     "windows",
     [
