@@ -317,7 +317,7 @@ def test_sizes_with_a_price_are_tried_by_seconds_and_rent():
     alone = size_trial([busy, idle], HALF, FULL)
     assert size_trial([busy, idle], HALF, FULL, rates=Rates(gib_hour=rates.gib_hour), hosts=2) == alone
     trial = size_trial([busy, idle], HALF, FULL, rates=rates, hosts=2)
-    assert trial.of == alone.of
+    assert trial.of == f"{alone.of}, with what its rent is more"
     assert trial.pairs == [(old, pytest.approx(new + 2 * 100 / 10 / 40), asked) for old, new, asked in alone.pairs]
     smaller = size_trial([busy, idle], FULL, HALF, rates=rates, hosts=2)
     assert weigh(smaller, worse_by=0.02).state != "rolled_back"

@@ -142,7 +142,8 @@ def size_trial(
         rent_each_s = more_s * sum(new_seconds(weighed)) / 3600 / sum(one.requests for one in weighed)
     summed = [[sum(column) for column in zip(*rows, strict=True)] for rows in parts.values()]
     pairs = [Pair(old_s / asked, new_s / asked + rent_each_s, float(asked)) for asked, old_s, new_s in summed]
-    return Trial(pairs, "seconds to the first token per request")
+    rented = ", with what its rent is more" if rent_each_s else ""
+    return Trial(pairs, f"seconds to the first token per request{rented}")
 
 
 def shapes(decision: Decision) -> tuple[Shape, Shape]:
