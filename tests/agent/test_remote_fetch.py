@@ -49,9 +49,9 @@ def test_a_kind_of_cost_that_a_later_store_tells_is_left_out():
 @pytest.mark.parametrize(
     ("windows", "said"),
     [
-        ([], "too few candidates: no request found chunks in remote in any window yet"),
-        ([remote_window(0)], "no request found chunks in remote in 1 window"),
-        ([remote_window(0), remote_window(1)], "no request found chunks in remote in 2 windows"),
+        ([], "too few candidates: no request found chunks to fetch in remote in any window yet"),
+        ([remote_window(0)], "no request found chunks to fetch in remote in 1 window"),
+        ([remote_window(0), remote_window(1)], "no request found chunks to fetch in remote in 2 windows"),
         ([slow(0), slow(1), fast(2)], "stays on, fetching pays: 10 requests, "),
         ([fast(0, requests=1)], "stays on, fetching pays: 1 request, "),
         ([fast(0), slow(1), slow(2)], "fetching cost more in 2 of the 3 windows in a row that it takes"),
@@ -217,6 +217,19 @@ def test_where_only_short_fetches_lose_a_floor_is_enough():
     assert "stays on, a floor is enough: 80 fetches under 4096 tokens lost" in answer.reason
     every = [lengths(i, t0=-9.0, t1024=-3.0, t4096=-5.0, t16384=-1.0) for i in range(4)]
     proposal(TUNER.evaluate(every, current("on")))
+
+
+def test_prompts_under_the_floor_do_not_switch_it_off_for_long_ones():
+    """They would lose, and none is fetched; a long prompt comes every tenth window, and saves 5 s."""
+    windows = []
+    for index in range(40):
+        long = index % 10 == 0
+        seen = {"requests": 100 + long, "fetch": 3.0 + long, "recompute": 2.0 + 6 * long, "saved": 5.0 * long}
+        short = {f"gate_requests_total{{decision=recompute,reason={Reason.TOO_SHORT}}}": 100.0}
+        one = remote_window(index, **seen)
+        windows.append(replace(one, values={**one.values, **short}))
+        no_change(TUNER.evaluate(windows, current("on")), "stays on, fetching pays: 101 requests")
+    no_change(TUNER.evaluate(windows[1:9], current("on")), "no request found chunks to fetch in remote in 8 windows")
 
 
 def test_a_floor_is_not_enough_where_long_fetches_lose_by_now():
