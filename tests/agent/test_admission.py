@@ -96,6 +96,17 @@ def test_a_full_tier_that_is_hardly_read_keeps_what_was_used_twice(how):
     assert "the tier is full, and 1.0% of what is written is read before it leaves" in told.reason
 
 
+def test_what_nobody_may_read_is_not_read_for_no_fault_of_what_is_written():
+    """Fetch is off: nothing is found, which says nothing of the chunks."""
+    history = windows(hits=0, saved=0)
+    proposal(answer(history, full=True))
+    off = [
+        replace(one, values={**one.values, "tier_health{state=bypassed}": 1.0}) if one.tier == "remote" else one
+        for one in history
+    ]
+    no_change(answer(off, full=True), "costs less than what it may save")
+
+
 def test_what_the_tier_had_is_passed_and_not_moved():
     """Other hosts wrote it: the queue had room for it, and nobody pays for its bytes."""
     key = "tier_operation_seconds{operation=write,outcome=there}"

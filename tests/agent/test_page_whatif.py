@@ -7,14 +7,14 @@ import pytest
 
 from agent.agents import POLICY
 from agent.answers import trial_of
-from agent.fakes import DIGEST, SLOW, START, propose, window
+from agent.fakes import DIGEST, SLOW, START, after, gib, propose, window
 from agent.html import Page
 from agent.test_holdout_verdict import drawn
-from tiertune_agent.records import State, Target, series
+from tiertune_agent.records import Prospect, Rates, State, Target, series
 from tiertune_agent.tuners.admission import AdmissionSettings
 from tiertune_agent.tuners.base import Proposal
 from tiertune_agent.tuners.evidence import Ratio, Summand
-from tiertune_agent.verdicts.trials import fetch_trial
+from tiertune_agent.verdicts.trials import fetch_trial, size_trial
 from tiertune_agent.verdicts.verdict import Spells, weigh
 from tiertune_agent.web.curves import Ghost, by_gain, counted, curve_chart, curves
 from tiertune_agent.web.evidence import OF, Compared, compared
@@ -223,6 +223,20 @@ class TestCompared:
         ):
             told = compared(made, [{"evidence": weigh(trial, worse_by=0).evidence}])
             assert told.sentence.endswith(f" than without the change, {how}")
+
+    def test_seconds_with_rent_are_not_those_that_were_promised(self, history):
+        """Half of the DRAM, as it was promised, at 85 instead of 80 ms: the verdict's 32 have its rent in them."""
+        small, large, rates = gib(32), gib(64), Rates(gpu_hour=2.5, gib_hour={"dram": 3.0 / 730})
+        costs = {str(large): 0.08, str(small): 0.085}
+        seen = [Prospect("n", after(minutes=5 * index), 300.0, 1200, costs) for index in range(4)]
+        evidence = {"shape": str(large), "best": str(small), "seconds_before": 0.08, "seconds_after": 0.085}
+        change = ("tiers.dram.capacity_bytes", large.dram, small.dram)
+        made = wish(history, "tier_size", Target("host-a", "dram"), change, evidence=evidence)
+        verdict = weigh(size_trial(seen, large, small, rates=rates, hosts=4), worse_by=0)
+        told = compared(replace(made, state=State.KEPT), [{"evidence": verdict.evidence}])
+        assert (told.without, told.after) == (pytest.approx(0.08), pytest.approx(0.0324, abs=1e-4))
+        assert (told.before, told.promised) == (None, None)
+        assert told.of == "seconds to the first token per request, with the difference in rent"
 
     def test_what_soaks_is_not_known_yet(self, history):
         """Before and promised are there; after and without come with the verdict."""

@@ -49,9 +49,9 @@ def test_a_kind_of_cost_that_a_later_store_tells_is_left_out():
 @pytest.mark.parametrize(
     ("windows", "said"),
     [
-        ([], "too few candidates: no request found chunks in remote in any window yet"),
-        ([remote_window(0)], "no request found chunks in remote in 1 window"),
-        ([remote_window(0), remote_window(1)], "no request found chunks in remote in 2 windows"),
+        ([], "too few candidates: no request found chunks to fetch in remote in any window yet"),
+        ([remote_window(0)], "no request found chunks to fetch in remote in 1 window"),
+        ([remote_window(0), remote_window(1)], "no request found chunks to fetch in remote in 2 windows"),
         ([slow(0), slow(1), fast(2)], "stays on, fetching pays: 10 requests, "),
         ([fast(0, requests=1)], "stays on, fetching pays: 1 request, "),
         ([fast(0), slow(1), slow(2)], "fetching cost more in 2 of the 3 windows in a row that it takes"),
@@ -113,7 +113,7 @@ def test_the_streak_may_be_longer_than_n():
         (
             [probed(i, COSTS) for i in range(5)],
             replace(TYPICAL, requests=0),
-            "a mean prompt (95.4 MiB; none was found there yet) would take 1 s to fetch by the probes",
+            "a mean prompt (95.4 MiB; none was found there of late) would take 1 s to fetch by the probes",
         ),
         # it pays, but not with the margin: 0.48 s against 0.5 s
         ([probed(i, 100e6 / 0.48) for i in range(5)], TYPICAL, "would not pay with margin 1.1"),
@@ -217,6 +217,28 @@ def test_where_only_short_fetches_lose_a_floor_is_enough():
     assert "stays on, a floor is enough: 80 fetches under 4096 tokens lost" in answer.reason
     every = [lengths(i, t0=-9.0, t1024=-3.0, t4096=-5.0, t16384=-1.0) for i in range(4)]
     proposal(TUNER.evaluate(every, current("on")))
+
+
+def test_prompts_under_the_floor_do_not_switch_it_off_for_long_ones():
+    """They would lose, and none is fetched; a long prompt comes every tenth window, and saves 5 s."""
+    windows = []
+    for index in range(40):
+        long = index % 10 == 0
+        seen = {"requests": 100 + long, "fetch": 3.0 + long, "recompute": 2.0 + 6 * long, "saved": 5.0 * long}
+        short = {f"gate_requests_total{{decision=recompute,reason={Reason.TOO_SHORT}}}": 100.0}
+        one = remote_window(index, **seen)
+        windows.append(replace(one, values={**one.values, **short}))
+        no_change(TUNER.evaluate(windows, current("on")), "stays on, fetching pays: 101 requests")
+    no_change(TUNER.evaluate(windows[1:9], current("on")), "no request found chunks to fetch in remote in 8 windows")
+
+
+def test_a_floor_is_not_enough_where_long_fetches_lose_by_now():
+    """Short ones lost before it was in force, long ones paid for an hour; then the link got slow."""
+    before = [lengths(i, t0=-9.0, t4096=5.0) for i in range(60)]
+    assert "a floor is enough" in no_change(TUNER.evaluate(before, current("on"))).reason
+    for short in ({}, {"t0": -1.0}):
+        lately = [lengths(i, **short, t4096=-5.0) for i in range(60, 64)]
+        assert "in 64 windows in a row" in proposal(TUNER.evaluate(before + lately, current("on"))).reason
 
 
 @pytest.mark.parametrize(

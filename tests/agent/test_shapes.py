@@ -191,6 +191,26 @@ def test_a_line_of_another_version_may_have_more_but_not_less():
     assert known.costs(long, "n").prefill_s(1) == pytest.approx(1e-3 * (16 + 2 * 16**2))
 
 
+def test_each_host_computes_at_its_own_engines_line():
+    """Half of a fleet has another GPU: neither is priced as the other. A store without a line has another's."""
+    known, speeds = KnownCosts(), {"slow": 1e-3, "quick": 1e-4, "new": None}
+    pools = {
+        name: POOL | {"prefill": LINE | {"overhead_s": 0.0, "seconds_per_flop": each}} for name, each in speeds.items()
+    }
+    told = {name: snapshot(name, pool=pool) for name, pool in pools.items()}
+
+    def seconds():
+        return [known.costs(told[name], "n").prefill_s(4) for name in speeds]
+
+    for each in told.values():
+        known.hear(each)
+    slow, quick, new = seconds()
+    assert (slow, new) == (pytest.approx(10 * quick), slow)
+    known.hear(replace(told["quick"], at=START + timedelta(days=2)))
+    known.forget(START + timedelta(days=1))
+    assert seconds() == [quick] * 3
+
+
 @pytest.mark.parametrize("name", LINE)
 def test_a_figure_that_is_null_is_missing(name):
     """It stops neither who weighs sizes nor who asks for a prompt of mean length."""

@@ -145,6 +145,12 @@ def test_a_quiet_window_of_fetches_counts_as_little_as_it_asks():
 CHANGED, FILLED = after(seconds=300), after(seconds=600)
 
 
+FOUND = (
+    *("gate_candidate_tokens_total", "gate_candidate_bytes_total", "saved_seconds_total"),
+    "gate_candidate_seconds_total{kind=recompute}",
+)
+
+
 def traffic(before, after, *, spread=0.1, seed=1, tier="remote"):
     """Twenty windows before a change, twenty until the tier is filled, twenty after; of what passes by (GiB).
 
@@ -210,6 +216,20 @@ def test_a_network_is_paid_for_by_the_remote_alone():
     """The same traffic on disk: fewer bytes found are fewer bytes found, whatever the network costs."""
     trial = admitted(traffic((100, 200), (60, 50), tier="disk"), tier="disk", rates=Rates(3.6, network_gib=0.001))
     assert weigh(trial, worse_by=0.02).state == "rolled_back"
+
+
+def test_an_admission_is_not_blamed_for_a_fetch_that_was_off():
+    """In half of the windows after the change nothing could be found; in the others as much as before."""
+    fair = traffic((100, 200), (100, 50))
+    off = [
+        replace(one, values={**dict(counted(one)), **dict.fromkeys(FOUND, 0.0), "tier_health{state=bypassed}": 1.0})
+        if one.tier == "remote"
+        else one
+        for one in fair[-20:]
+    ]
+    told = [weigh(admitted([*fair[:-20], *rest]), worse_by=0.02) for rest in (fair[-20:], off)]
+    assert [one.state for one in told] == ["inconclusive"] * 2
+    assert told[1].evidence["windows"] == 10
 
 
 def counted(one):
@@ -297,7 +317,7 @@ def test_sizes_with_a_price_are_tried_by_seconds_and_rent():
     alone = size_trial([busy, idle], HALF, FULL)
     assert size_trial([busy, idle], HALF, FULL, rates=Rates(gib_hour=rates.gib_hour), hosts=2) == alone
     trial = size_trial([busy, idle], HALF, FULL, rates=rates, hosts=2)
-    assert trial.of == alone.of
+    assert trial.of == f"{alone.of}, with the difference in rent"
     assert trial.pairs == [(old, pytest.approx(new + 2 * 100 / 10 / 40), asked) for old, new, asked in alone.pairs]
     smaller = size_trial([busy, idle], FULL, HALF, rates=rates, hosts=2)
     assert weigh(smaller, worse_by=0.02).state != "rolled_back"

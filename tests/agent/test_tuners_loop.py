@@ -69,7 +69,7 @@ def test_fetching_that_no_history_knows_of_goes_on_by_the_prompts_of_late(agents
         told = next(one["reason"] for one in agent.history.answers.newest() if one["tuner"] == "remote_fetch")
         assert requests or "nobody told what computing one takes" in told or "no window has passed" in told
     assert fetch(store) == ends
-    assert "a mean prompt (62.0 MiB; none was found there yet) would take" in told
+    assert "a mean prompt (62.0 MiB; none was found there of late) would take" in told
 
 
 def test_fetching_that_was_off_for_long_comes_on_by_what_requests_found_before(agent, store, clock, rounds):
@@ -87,6 +87,26 @@ def test_fetching_that_was_off_for_long_comes_on_by_what_requests_found_before(a
     rounds(6, 0)
     assert fetch(store) == "on"
     assert "a typical candidate (95.4 MiB) would take" in agent.history.decisions.find()[0].reason
+
+
+@pytest.mark.parametrize("token_s", [5e-2, 5e-4])
+def test_what_requests_found_before_is_no_measure_of_another_model(agent, store, clock, rounds, token_s):
+    """Off as fetching did not pay for a small model; then the host serves a large one, or has another GPU."""
+    store.bandwidth = SLOW
+    rounds(12)
+    line = {"overhead_s": 0.0, "seconds_per_flop": token_s, "params": 0.5, "layers": 0, "width": 0, "step_tokens": 0}
+    more = {"chunk_tokens": 16, "prefill": line}
+    store.tells("get_status", lambda told: replaced(told, f"pools.{DIGEST}", told["pools"][DIGEST] | more))
+    for days, said in ((0, "a typical candidate (95.4 MiB) would take"), (1, "a mean prompt (62.0 MiB; ")):
+        clock.advance(86400 * days)
+        agent.loop.run_once()
+        for _ in range(4):
+            store.count("requests_total", 10, salted="no", **POOL)
+            pass_windows(agent, store, clock, 1, 10)
+            if fetch(store) == "on":
+                break
+        assert said in answer(agent)["reason"]
+    assert fetch(store) == ("on" if token_s > 1e-3 else "off")
 
 
 def remote_windows(agent):

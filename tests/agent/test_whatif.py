@@ -10,6 +10,8 @@ from agent.whatif_fleet import (
     DIGEST,
     FETCH,
     NOW,
+    PREFILL,
+    TOKEN_S,
     Fleet,
     Host,
     begun,
@@ -34,6 +36,28 @@ def test_prospects_are_those_of_an_exact_simulation():
     assert len({round(cost, 9) for cost in prospect.costs.values()}) > 5, "sizes differ in what they cost"
 
 
+@pytest.mark.parametrize("gate", [{"fetch": "off"}, {"min_fetch_tokens": 100 * CHUNK_TOKENS}])
+def test_a_remote_that_the_gate_leaves_alone_saves_nothing(gate):
+    """Switched off, or for longer prompts than any: probes find it quick, and DRAM has no help from it."""
+    fleet = Fleet()
+    for host in fleet.hosts:
+        host.gate |= gate
+    requests = list(conversations(600))
+    for shape, cost in costs(fleet, requests):
+        assert cost == pytest.approx(exact_cost(requests, shape._replace(remote=0), 2)), shape
+
+
+def test_a_floor_that_some_prompts_reach_costs_what_lies_between():
+    """What is as long is fetched, the rest computed: dearer than without a floor, less so than if none reaches it."""
+    requests, told = list(conversations(600)), []
+    for floor in (0, 4, 100):
+        fleet = Fleet()
+        for host in fleet.hosts:
+            host.gate |= {"min_fetch_tokens": floor * CHUNK_TOKENS}
+        told.append(dict(costs(fleet, requests))[NOW])
+    assert told == sorted(set(told))
+
+
 def test_rounds_add_up_to_the_same():
     """Prospects of several rounds, weighted by their requests, are the one of all: the ghosts stay warm."""
     fleet, requests = begun(600)
@@ -43,6 +67,22 @@ def test_rounds_add_up_to_the_same():
     assert [prospect.requests for prospect in told] == [100] * 6
     mean = sum(prospect.costs[str(NOW)] for prospect in told) / 6
     assert mean == pytest.approx(exact_cost(requests, NOW, 2))
+
+
+@pytest.mark.parametrize("slower", [0, 1])
+def test_hosts_with_unlike_gpus_are_priced_each_by_its_own(slower):
+    """As if each host's requests were all: whichever store is read last does not price the others'."""
+    requests, told = list(conversations(600)), []
+    for slow in ({slower}, {0, 1}, set()):
+        fleet = Fleet()
+        for host in slow:
+            fleet.hosts[host].prefill = PREFILL | {"seconds_per_flop": 10 * TOKEN_S}
+        fleet.round()
+        told.append(fleet.told(requests)[0].costs)
+    mixed, slow, quick = ({size: cost for size, cost in costs.items() if size.endswith("/0/0")} for costs in told)
+    (size,) = mixed  # without a remote, no host finds what the other one wrote
+    share = sum(len(keys) for host, keys in requests if host == slower) / sum(len(keys) for _, keys in requests)
+    assert mixed[size] == pytest.approx(share * slow[size] + (1 - share) * quick[size], rel=0.05)
 
 
 def test_stores_clocks_need_not_agree():

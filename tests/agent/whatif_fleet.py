@@ -36,6 +36,7 @@ class Host:
         self.dram, self.remote = dram * CHUNK_BYTES, remote * CHUNK_BYTES
         self.prefill, self.up = PREFILL, True
         self.remote_told = None  # as it is
+        self.gate = {"margin": 1.0}
         self.boot()
 
     def boot(self):
@@ -76,7 +77,7 @@ class Host:
             *gauges, store=self.name, url=self.url, boot_id=self.boot_id, at=at,
             status={"pools": {self.namespace.digest: pool}, "tiers": {"remote": self.remote_told or remote},
                     "uptime_s": self.clock() - self.began_s},
-            tuning={"tiers": {"dram": {"capacity_bytes": self.dram}, "remote": {"margin": 1.0}}},
+            tuning={"tiers": {"dram": {"capacity_bytes": self.dram}, "remote": self.gate}},
         )  # fmt: skip
 
 

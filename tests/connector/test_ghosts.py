@@ -5,8 +5,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from connector.stores import CHUNK_TOKENS, NAMESPACE, STRIDE, Engine, chain, eventually, pool, running
-from tiertune_connector.protocol.messages import Side
+from connector.stores import CHUNK_BYTES, CHUNK_TOKENS, NAMESPACE, STRIDE, Engine, chain, eventually, pool, running
+from tiertune_connector.protocol.messages import Report, Side, TierReport
 from tiertune_connector.sampling.observer import Ghosts, Room
 from tiertune_connector.whatif.sampler import hashes
 
@@ -74,6 +74,19 @@ def test_the_ghost_of_a_model_with_two_groups_of_layers_hits_what_the_pool_hits(
     hit, missed = whatif(http, algorithm)
     really = http.total("tier_lookup_tokens_total", tier="dram", result="hit")
     assert hit == pytest.approx(really, abs=0.05 * (hit + missed))
+
+
+@pytest.mark.parametrize("algorithm", ["lru"])
+def test_a_prompt_of_a_model_with_two_groups_of_layers_finds_the_bytes_of_both(store, http):
+    """What a fetch of its chunks moves; a group with a window adds hardly any."""
+    found = TierReport("remote", 6, 6 * CHUNK_TOKENS, 0, "off", None, None, None, "skipped")
+    whole, windowed = Side([b"o" * 32] * 6, CHUNK_TOKENS, 0), Side([b"w" * 32], CHUNK_TOKENS, 1)
+    with Engine(store) as engine:
+        for sides in ([], [whole, windowed]):
+            engine.client.lookup("r", chain("k", 6), prompt_tokens=6 * CHUNK_TOKENS, sides=sides).result(10)
+            engine.client.tell(Report([found]))
+        eventually(lambda: http.total("gate_candidate_requests_total") == 2)
+    assert http.total("gate_candidate_bytes_total") == (6 + 2 * 6) * CHUNK_BYTES
 
 
 class TestMetrics:

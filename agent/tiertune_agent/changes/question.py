@@ -14,6 +14,7 @@ from tiertune_agent.policy.guard import Recent, Rules, forbidden, guard
 from tiertune_agent.records import FLEET, Made, Now, Snapshot, Target, Windows
 from tiertune_agent.remote.split import NO_LIMIT, SPLIT, Managed, host
 from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
+from tiertune_agent.tuners.gate_settings import TRIED_AGAIN
 from tiertune_agent.tuners.remote_fetch import FIELD as FETCH
 from tiertune_agent.tuners.remote_fetch import RemoteFetch
 from tiertune_agent.tuners.tier_size import horizon
@@ -121,9 +122,10 @@ class Question:
         split = this.shared.budget if this.shared and target == SPLIT else None
         told = self.survey.prospects(target.namespace, horizon(tuner.settings.period)) if wide else ()
         typical = self.survey.typical(target) if off else None
-        if off and typical is None:  # there never was one, and while off there is none: a recent mean prompt
+        fresh = typical and self._last and self.now() - self._last.at < TRIED_AGAIN
+        if off and not fresh:  # none is seen while off, and engines may serve another model by now
             lately = POOL_PERIODS * timedelta(seconds=tuner.settings.period)
-            typical = mean_prompt(snapshot, self.survey.store_windows(target.store, lately))
+            typical = mean_prompt(snapshot, self.survey.store_windows(target.store, lately)) or typical
         return Current(
             target,
             snapshot.tuning,

@@ -10,7 +10,8 @@ from tiertune_agent.tuners.remote_fetch import OfRemote
 
 MARGIN, FLOOR, HOLDOUT = "tiers.remote.margin", "tiers.remote.min_fetch_tokens", "tiers.remote.holdout"
 TRIED_AGAIN = timedelta(days=1)
-"""After this time short fetches are tried again: what is not fetched cannot be seen to pay."""
+"""After this time short fetches are tried again, and prompts stand for candidates of a remote that is off: what is not
+fetched cannot be seen to pay."""
 
 
 class GateTuner(OfRemote):

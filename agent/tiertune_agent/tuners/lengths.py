@@ -24,7 +24,8 @@ class Short:
 def losing_lengths(windows: Windows, needed: int) -> Short | None:
     """The floor that saves most; None if short fetches do not lose, or long ones do not pay.
 
-    Short fetches must have lost in each of the last ``needed`` windows that had any, and by two standard errors.
+    Short fetches must have lost in each of the last ``needed`` windows that had any, and by two standard errors. Long
+    ones must pay by as many, and have gained in as many of their last windows, in sum: the link may be slow by now.
     """
     seen = [_classes(window) for window in windows]
     bounds = sorted({bound for classes in seen for bound in classes})[1:]
@@ -35,6 +36,8 @@ def losing_lengths(windows: Windows, needed: int) -> Short | None:
     long = [sums for classes in seen if (sums := _within(classes, floor, inf)).per]
     loss, gain = ratio(short), ratio(long)
     if len(short) < needed or any(sums.of >= 0 for sums in short[-needed:]) or not (loss.below and gain.above):
+        return None
+    if sum(sums.of for sums in long[-needed:]) <= 0:
         return None
     requests = int(sum(sums.per for sums in short))
     reason = (

@@ -93,7 +93,7 @@ class RemoteFetch(OfRemote):
         newest = next(seen, None)
         if newest is None:
             where = format_count(len(windows), "window") if windows else "any window yet"
-            return NoChange(f"too few candidates: no request found chunks in remote in {where}")
+            return NoChange(f"too few candidates: no request found chunks to fetch in remote in {where}")
         streak = [*takewhile(lambda one: one.gain_s < 0, chain([newest], seen))][::-1]
         if not streak:
             return NoChange(f"stays on, fetching pays: {_sums([newest])}", _table([newest]))
@@ -132,9 +132,12 @@ class RemoteFetch(OfRemote):
 
 
 def asked(window: Window) -> Evidence | None:
-    """Evidence of the window's candidates; None if no request found chunks in the tier, or their cost is unknown."""
+    """Evidence of the window's candidates; None if no request found chunks in the tier, or their cost is unknown.
+
+    Also if all that did found less than the floor: these cannot lose, and long ones may come in other windows.
+    """
     requests = window.total("gate_candidate_requests_total")
-    if not requests:
+    if requests <= window.total("gate_requests_total", reason="too_short"):
         return None
     evidence = Evidence(
         window.start.isoformat(),
@@ -222,7 +225,7 @@ def _each(evidence: Evidence, typical: TypicalCandidate | None) -> str:
     if evidence.requests or typical is None:
         return _sums([evidence])
     size = format_size(typical.nbytes)
-    of = f"typical candidate ({size})" if typical.requests else f"mean prompt ({size}; none was found there yet)"
+    of = f"typical candidate ({size})" if typical.requests else f"mean prompt ({size}; none was found there of late)"
     return (
         f"a {of} would take {evidence.fetch_s:.3g} s to fetch "
         f"by the probes against {evidence.recompute_s:.3g} s to recompute"

@@ -108,7 +108,7 @@ def admission_trial(windows: Windows, tier: str, rates: Rates, *, changed_at: da
         return [
             Summand(prompts_s - seen.asked_bytes * byte_s + gib_s * seen.sent_bytes / GIB, prompts_s)
             for seen in spell
-            if (prompts_s := seen.prompt_tokens * token_s) > 0
+            if seen.readable and (prompts_s := seen.prompt_tokens * token_s) > 0
         ]
 
     return Spells(parts(before), parts(after), f"cost of the prompts, without {tier} being 1")
@@ -144,7 +144,8 @@ def size_trial(
         rent_each_s = more_s * sum(new_seconds(weighed)) / 3600 / sum(one.requests for one in weighed)
     summed = [[sum(column) for column in zip(*rows, strict=True)] for rows in parts.values()]
     pairs = [Pair(old_s / asked, new_s / asked + rent_each_s, float(asked)) for asked, old_s, new_s in summed]
-    return Trial(pairs, "seconds to the first token per request")
+    rented = ", with the difference in rent" if rent_each_s else ""
+    return Trial(pairs, f"seconds to the first token per request{rented}")
 
 
 def shapes(decision: Decision) -> tuple[Shape, Shape]:

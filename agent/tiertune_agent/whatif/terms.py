@@ -1,7 +1,8 @@
 """What requests of one namespace cost on one host, by its store's figures, for simulations of other sizes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import Any
 
 from tiertune_agent.fields import Json, read
 from tiertune_agent.records import Snapshot, Windows, total
@@ -9,7 +10,8 @@ from tiertune_agent.tuners.base import TypicalCandidate, pools
 from tiertune_connector.whatif.chain import Costs
 
 UNMEASURED = {"dram": (0.0, 0.0), "disk": (0.0, 0.0), "remote": (1e9, 0.0)}
-"""Seconds before the first byte and per chunk, by tier: nothing is fetched from a remote that nobody measured."""
+"""Seconds before the first byte and per chunk, by tier: nothing is fetched from a remote that nobody measured, or that
+no request may ask."""
 _LINE = ("overhead_s", "seconds_per_flop", "params", "layers", "width", "step_tokens")
 Prefill = Callable[[int], float]
 """Seconds to compute so many leading chunks, beyond the overhead of every prefill."""
@@ -39,7 +41,8 @@ class KnownCosts:
 
     def __init__(self) -> None:
         self._fetch: dict[str, dict[str, tuple[float, float]]] = {}
-        self._lines: dict[str, Prefill] = {}
+        self._lines: dict[str, dict[str, Prefill]] = {}
+        """By namespace and store: the GPUs of a fleet may be unlike."""
         self._heard: dict[str, datetime] = {}
         """When each store and namespace was last heard of."""
 
@@ -51,26 +54,31 @@ class KnownCosts:
                 self._fetch.setdefault(snapshot.store, {})[window.tier] = first_s, 1 / rate
         for digest, pool in pools(snapshot.status).items():
             if line := prefill(pool):
-                self._lines[digest] = line
+                self._lines.setdefault(digest, {})[snapshot.store] = line
         self._heard |= dict.fromkeys((snapshot.store, *pools(snapshot.status)), snapshot.at)
 
     def forget(self, before: datetime) -> set[str]:
         """Drop stores and namespaces not heard of since ``before``, and return their names."""
         gone = {name for name, at in self._heard.items() if at < before}
-        for kept in (self._fetch, self._lines, self._heard):
+        every: Sequence[dict[str, Any]] = (self._fetch, self._lines, self._heard, *self._lines.values())
+        for kept in every:
             for name in gone & kept.keys():
                 del kept[name]
         return gone
 
     def costs(self, snapshot: Snapshot, namespace: str) -> Costs | None:
-        """What requests of a namespace pay on a store; None: not known yet."""
-        prefill_s, nbytes = self._lines.get(namespace), bytes_each(read(snapshot.status, f"pools.{namespace}") or {})
-        if prefill_s is None or not nbytes:
+        """What requests of a namespace pay on a store, by its own engines or else another's; None: not known yet."""
+        lines, pool = self._lines.get(namespace), read(snapshot.status, f"pools.{namespace}") or {}
+        nbytes = bytes_each(pool)
+        if not lines or not nbytes:
             return None
-        margin = float(read(snapshot.tuning, "tiers.remote.margin") or 1.0)
-        measured = self._fetch.get(snapshot.store, {})
+        prefill_s = lines.get(snapshot.store) or next(iter(lines.values()))
+        tuned, measured = read(snapshot.tuning, "tiers.remote") or {}, self._fetch.get(snapshot.store, {})
         fetch_s = UNMEASURED | {tier: (first_s, byte_s * nbytes) for tier, (first_s, byte_s) in measured.items()}
-        return Costs(prefill_s, fetch_s, margin)
+        if tuned.get("fetch") == "off":  # whatever probes say
+            fetch_s["remote"] = UNMEASURED["remote"]
+        floor = (tuned.get("min_fetch_tokens") or 0) / (pool.get("chunk_tokens") or 1)
+        return Costs(prefill_s, fetch_s, float(tuned.get("margin") or 1.0), floor)
 
 
 def mean_prompt(snapshot: Snapshot, windows: Windows) -> TypicalCandidate | None:

@@ -240,10 +240,12 @@ class Observer:
 
         Not those with a window: engines keep only the last chunks of a prompt there, few beside the others.
         """
+        whole = (side.chunk_tokens for side in sides if not side.window_chunks)
+        each = 1.0 + sum(session.chunk_tokens / tokens for tokens in whole)
+        session.chunks_each = max(session.chunks_each, each)  # a short prompt has not all of them
         known = self._namespaces.get(session.digest)
-        if known is not None:  # a short prompt has not all of them
-            whole = (side.chunk_tokens for side in sides if not side.window_chunks)
-            known.each = max(known.each, 1.0 + sum(session.chunk_tokens / tokens for tokens in whole))
+        if known is not None:
+            known.each = max(known.each, session.chunks_each)
 
     def forget(self, namespace: str) -> None:
         """Nobody uses it any more: its totals begin anew if a client of it comes again."""

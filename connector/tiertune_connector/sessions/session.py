@@ -91,6 +91,8 @@ class Session:
     """UUIDs of the GPUs that the engine computes on."""
     looks: bool = False
     """Whether it looks for chunks in the store's memory itself."""
+    chunks_each: float = 1.0
+    """Chunks for each of a prompt's chain, with those of other groups of layers that keep whole prompts too."""
     next_lease: int = 1
     ended: bool = False
     """The client has gone: nothing may be pinned for it any more."""

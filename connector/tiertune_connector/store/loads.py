@@ -79,7 +79,7 @@ class Loads(Parts):
         """Count what a gate decided and what became of it."""
         alone = sum(tier.fetched_tokens > 0 for tier in report.tiers) == 1  # else copied while others came
         for tier in report.tiers:
-            count_gate(self.accounts.counters, tier, session.chunk_bytes)
+            count_gate(self.accounts.counters, tier, round(session.chunks_each * session.chunk_bytes))
             self.accounts.computed_again(session, recomputed(tier))
             own = alone and not tier.shared and tier.outcome in ("won", "lost")
             if own and tier.tier == "dram" and tier.actual_s:

@@ -66,6 +66,8 @@ class Costs:
     """Seconds before the first byte of a fetch from a tier, and per chunk; by tier."""
     margin: float
     """How many times cheaper than recomputing a remote fetch must be."""
+    floor: float = 0.0
+    """Fewer chunks are not fetched from the remote."""
 
 
 @dataclass
@@ -282,5 +284,5 @@ def _worth(request: _Request, first: int, end: int, tier: str, costs: Costs) -> 
     start, stop = request.border(first), request.border(end)
     latency_s, chunk_s = costs.fetch_s[tier]
     saved_s = costs.prefill_s(round(stop)) - costs.prefill_s(round(start))
-    margin = costs.margin if tier == "remote" else 1.0
-    return saved_s > margin * (latency_s + chunk_s * (stop - start))
+    margin, floor = (costs.margin, costs.floor) if tier == "remote" else (1.0, 0.0)
+    return stop - start >= floor and saved_s > margin * (latency_s + chunk_s * (stop - start))
