@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from tiertune_agent.records import Prospect, Window, covered_s, series, total
@@ -16,6 +17,7 @@ from tiertune_agent.tuners.base import TypicalCandidate
 from tiertune_agent.tuners.remote_fetch import Candidates, candidates, typical_candidate
 from tiertune_agent.tuners.tier_size import horizon
 from tiertune_connector.catalogue import BY_NAME
+from tiertune_connector.cost import GateSettings
 from tiertune_connector.counters import Counters
 from tiertune_connector.protocol.messages import TierReport
 from tiertune_connector.store.accounts import count_gate
@@ -84,6 +86,11 @@ class Stores:
         self._learn_costs(0.0)
 
     # -- input
+
+    def heed(self, gate: GateSettings) -> None:
+        """What the remote's gate refuses from now on saves nothing in the simulations, either."""
+        self.costs.margin = gate.margin if gate.fetch_on else inf
+        self.costs.floor = gate.min_fetch_tokens / self._replay.chunk_tokens
 
     def request(self, index: int, node: int) -> None:
         """Request ``index`` is looked up on the node."""

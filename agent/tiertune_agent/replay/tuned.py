@@ -299,12 +299,9 @@ class ReplayAgent:
         if change.target == REMOTE:
             windows = [window for window in stores.remote if window.start >= since]
             floor = change.field == gate_settings.FLOOR
-            trial = floor_trial(before, after, windows) if floor else fetch_trial(after, windows, stores.typical())
-        else:
-            windows = [window for window in stores.windows if window.start >= since]
-            trial = eviction_trial(windows, before, after, float(self.shape.dram))
-        pairs = [pair._replace(weight=1.0) for pair in trial.pairs]
-        return replace(trial, pairs=pairs)  # as when the published figures were made (ADR 0065)
+            return floor_trial(before, after, windows) if floor else fetch_trial(after, windows, stores.typical())
+        windows = [window for window in stores.windows if window.start >= since]
+        return eviction_trial(windows, before, after, float(self.shape.dram))
 
     def _set(self, tier: str, field: str, value: Any) -> None:  # noqa: ANN401 (of a document)
         self._settled_s[tier] = (self._at_s // self._period_s + 1) * self._period_s
@@ -319,8 +316,8 @@ class ReplayAgent:
             self.split.append([self._at_s, self._share()])
         else:
             told = read(self._tuning, "tiers.remote")
-            self.gate["remote"] = GateSettings(told["fetch"] == "on", told["margin"], told["min_fetch_tokens"])
-            self.stores.costs.margin = told["margin"]
+            self.gate["remote"] = gate = GateSettings(told["fetch"] == "on", told["margin"], told["min_fetch_tokens"])
+            self.stores.heed(gate)
 
     # -- how things stand
 
