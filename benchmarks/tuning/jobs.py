@@ -54,9 +54,9 @@ class Part(Protocol):
 def run(jobs: Iterable[tuple[str, Part, Job]], processes: int) -> Iterator[tuple[str, list[Row] | BaseException]]:
     """Run jobs; for each, as it ends: the name of its part, and its rows or the exception."""
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=follow_parent) as pool:
-        with unheard():
-            running = {pool.submit(perform, name, part.SHOWN, job): name for name, part, job in jobs}
         try:
+            with unheard():
+                running = {pool.submit(perform, name, part.SHOWN, job): name for name, part, job in jobs}
             for future in as_completed(running):
                 yield running[future], future.exception() or future.result()
         except BaseException:

@@ -159,7 +159,7 @@ METRICS: tuple[Metric, ...] = (
     _seconds("gate_actual_seconds", "Seconds that the chosen way took.", "tier", "kind"),
     _counter("gate_candidate_requests_total", "Requests that found chunks in the tier, whatever was decided.", "tier"),
     _counter("gate_candidate_tokens_total", "Tokens of those chunks.", "tier"),
-    _counter("gate_candidate_bytes_total", "Bytes of those chunks.", "tier"),
+    _counter("gate_candidate_bytes_total", "Bytes of those chunks, with those of other groups of layers.", "tier"),
     _counter(
         "gate_fetched_tokens_total",
         "Tokens of chunks that loads from the tier began to fetch, failed ones too.",

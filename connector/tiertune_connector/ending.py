@@ -76,7 +76,8 @@ def until_told() -> Iterator[Ending]:
 def unheard() -> Iterator[None]:
     """Let SIGINT wait meanwhile. Who is started within never hears one: a terminal sends it to all, who would complain.
 
-    They have to end with this process. Whatever else multiprocessing starts must be there: that lets SIGINT through.
+    They have to end with this process. The resource tracker must run, as it does once there is a pool to ``spawn``: its
+    start lets SIGINT through.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

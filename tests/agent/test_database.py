@@ -155,8 +155,10 @@ class TestAddresses:
         [
             ("nothing", "no address such as sqlite:///"),
             ("sqlite:////tmp/%00", "no address such as sqlite:///"),
+            ("postgresql://ops%00@a/b", "no address such as sqlite:///"),
             ("postgresql://ops:secret@hidden@a/b", "an @ in a password is %40"),
             ("postgresql://ops:secret@hid/den@a/b", "an @ in a password is %40"),
+            ("postgresql://ops:secret?@hidden@a/b", "an @ in a password is %40"),
             ("sqlite:////tmp/\udcff", "no address such as sqlite:///"),
             ("mysql://ops:hidden@a/b", "not in mysql://ops@a/b"),
             ("postgresql+asyncpg://a/b", "not in postgresql"),
@@ -175,6 +177,11 @@ class TestAddresses:
             connect(url)
         assert said in str(refused.value)
         assert "hidden" not in str(refused.value)
+
+    @pytest.mark.parametrize("url", ["postgresql://ops@site@a/b", "postgresql://ops@a/b?host=/run/x@y"])
+    def test_an_at_sign_elsewhere_is_no_password(self, url):
+        """Users of some hosted databases have one."""
+        assert connect(url).url.username.startswith("ops")
 
     def test_what_is_shown_has_no_password(self):
         """Nor parameters, which may name files of secrets."""

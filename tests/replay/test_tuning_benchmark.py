@@ -20,7 +20,7 @@ from benchmarks.goals import table
 from benchmarks.tuning import cells, gate, harm, queues, speed
 from benchmarks.tuning.__main__ import PARTS, arguments, judged, kept, left, main, told
 from benchmarks.tuning.cost import observe, stored
-from benchmarks.tuning.jobs import Job, perform
+from benchmarks.tuning.jobs import Job, perform, run
 from benchmarks.tuning.worlds import Grid, scenario
 from replay.files import ROOT, columns, write_trace
 from tiertune_agent.policy.document import Policy
@@ -271,6 +271,18 @@ def test_an_interrupt_is_no_error(monkeypatch):
     """Ctrl-C ends a run of hours with the shell's status for it, and without a traceback."""
     monkeypatch.setattr("benchmarks.tuning.__main__.measure", Mock(side_effect=KeyboardInterrupt))
     assert main([]) == 130
+
+
+@pytest.mark.slow
+def test_an_interrupt_amid_the_handing_in_of_jobs_waits_for_none():
+    """Those that were handed in may take hours."""
+
+    def jobs():
+        yield "waits", Waiting, Job(wait, None, {"one": 1})
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(run(jobs(), 1))
 
 
 @pytest.mark.slow

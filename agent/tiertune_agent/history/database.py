@@ -7,6 +7,7 @@ import sqlite3
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import msgspec
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect
@@ -97,8 +98,8 @@ def _address(url: str | URL) -> URL:
         backend = parsed.get_backend_name()
     except (ArgumentError, ValueError):
         raise wrong from None
-    split = backend != "sqlite" and str(url).partition("?")[0].count("@") > 1  # a password: its end is told as a host
-    if split or "\0" in (parsed.database or ""):
+    split = "@" in f"{parsed.host}{parsed.database if parsed.password else ''}"  # a password: it would be told
+    if split or "\0" in unquote(str(url)):
         raise wrong
     if backend == "sqlite" and "?" in str(url):  # what follows would have no effect
         told = f"an SQLite file has no parameters, and none of its path a ?: {shown(parsed)}?..."

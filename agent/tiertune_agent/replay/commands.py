@@ -134,7 +134,7 @@ def _policy(path: Path) -> "Policy":
     if policy.guard.freeze or any(override.guard.freeze for override in policy.overrides):
         typer.echo(f"note: {path}: guard.freeze: a trace has no dates, its calendar is left out", err=True)
     if not all(override.match.fits(DRAM) for override in policy.overrides):
-        told = "a trace names no stores and no models, entries for some of them are left out"
+        told = "a trace names no stores and no models, entries for some of them or the remote are left out"
         typer.echo(f"note: {path}: overrides: {told}", err=True)
     return policy
 
