@@ -28,6 +28,8 @@ from tiertune_agent.tuners.registry import Tuners
 from tiertune_agent.tuners.remote_fetch import RemoteFetchSettings
 from tiertune_agent.tuners.tier_size import TierSize, TierSizeSettings
 from tiertune_agent.verdicts.verdict import Verdict
+from tiertune_connector.cost import GateSettings
+from tiertune_connector.whatif.chain import Shape
 
 pytestmark = pytest.mark.slow
 
@@ -177,6 +179,27 @@ def test_what_a_fetch_would_take_is_told_with_the_handling_of_its_chunks(trace):
     first_s, bytes_per_s = (told[f"fetch_estimate_{name}"] for name in ("t0_seconds", "bytes_per_second"))
     nbytes = 10 * replay.chunk_bytes
     assert first_s + nbytes / bytes_per_s == pytest.approx(replay.link.truth(0.0).seconds(10, nbytes))
+
+
+@pytest.mark.parametrize("gate", [GateSettings(fetch_on=False), GateSettings(min_fetch_tokens=1 << 30)])
+def test_a_remote_that_the_gate_leaves_alone_saves_nothing_in_the_simulations(trace, gate):
+    """As in an agent's: sizes are weighed by what requests may fetch, not by what probes find."""
+    replay = Replay(trace, scenario(share=0.3, gbps=100))
+    dram = replay.split(0.5).dram * replay.chunk_bytes
+    with_remote, alone = Shape(dram, 0, 4 * dram), Shape(dram, 0, 0)
+    stores = Stores(replay, [with_remote, alone], replay.split(0.5), 1.1)
+
+    def costs(number):
+        for index in range(300 * (number - 1), 300 * number):
+            stores.request(index, index % 4)
+        stores.close_window(number)
+        told = stores.prospects[-1].costs
+        return told[str(with_remote)], told[str(alone)]
+
+    fetching, without = costs(1)
+    assert fetching < 0.95 * without
+    stores.heed(gate)
+    assert len(set(costs(2))) == 1
 
 
 def test_a_change_moves_a_chunk_at_least(few_chunks):
