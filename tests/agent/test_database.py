@@ -176,6 +176,10 @@ class TestAddresses:
         assert said in str(refused.value)
         assert "hidden" not in str(refused.value)
 
+    def test_a_user_may_have_an_at_sign(self):
+        """As those of some clouds do; only of a password it has to be %40."""
+        assert connect("postgresql://ops@corp:secret@a/b").url.username == "ops@corp"
+
     def test_what_is_shown_has_no_password(self):
         """Nor parameters, which may name files of secrets."""
         assert shown("postgresql://u:secret@h:1/d?sslpassword=secret") == "postgresql://u@h:1/d"

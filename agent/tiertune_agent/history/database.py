@@ -97,7 +97,7 @@ def _address(url: str | URL) -> URL:
         backend = parsed.get_backend_name()
     except (ArgumentError, ValueError):
         raise wrong from None
-    split = backend != "sqlite" and str(url).partition("?")[0].count("@") > 1  # a password: its end is told as a host
+    split = backend != "sqlite" and "@" in f"{parsed.host}{parsed.database}"  # a password: its end is told as a host
     if split or "\0" in (parsed.database or ""):
         raise wrong
     if backend == "sqlite" and "?" in str(url):  # what follows would have no effect
