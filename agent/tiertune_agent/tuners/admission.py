@@ -218,7 +218,7 @@ def _passage(windows: Windows, tier: str) -> Passage:
         once=unused,
         twice=max(0.0, total(dram, "tier_evictions_total") - unused - arrived),
         seconds=windows[0].seconds,
-        readable=not counted("tier_health", state="bypassed"),
+        readable=not any(counted("tier_health", state=state) for state in ("bypassed", "recovering", "dead")),
     )
 
 
