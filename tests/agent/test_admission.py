@@ -98,13 +98,15 @@ def test_a_full_tier_that_is_hardly_read_keeps_what_was_used_twice(how):
 
 def test_what_nobody_may_read_is_not_read_for_no_fault_of_what_is_written():
     """Fetch is off: nothing is found, which says nothing of the chunks."""
-    history = windows(hits=0, saved=0)
+    history, dear = windows(hits=0, saved=0), Rates(gpu_hour=2.5, network_gib=0.1)
     proposal(answer(history, full=True))
+    proposal(answer(history, rates=dear))
     off = [
         replace(one, values={**one.values, "tier_health{state=bypassed}": 1.0}) if one.tier == "remote" else one
         for one in history
     ]
-    no_change(answer(off, full=True), "costs less than what it may save")
+    for told in (answer(off, full=True), answer(off, rates=dear)):
+        no_change(told, "costs less than what it may save")
 
 
 def test_what_the_tier_had_is_passed_and_not_moved():

@@ -178,7 +178,9 @@ class TestAddresses:
         assert said in str(refused.value)
         assert "hidden" not in str(refused.value)
 
-    @pytest.mark.parametrize("url", ["postgresql://ops@site@a/b", "postgresql://ops@a/b?host=/run/x@y"])
+    @pytest.mark.parametrize(
+        "url", ["postgresql://ops@site@a/b", "postgresql://ops@site:pw@a/b", "postgresql://ops@a/b?host=/run/x@y"]
+    )
     def test_an_at_sign_elsewhere_is_no_password(self, url):
         """Users of some hosted databases have one."""
         assert connect(url).url.username.startswith("ops")

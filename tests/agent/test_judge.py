@@ -207,6 +207,15 @@ class TestByItself:
         assert verdict(agent, arc)["reason"].endswith("; it is not rolled back: rejected by anna")
         assert (now_of(agent, arc).undo, now_of(agent, arc).waits) == (None, "")
 
+    def test_who_rejects_a_rollback_that_was_just_made_is_told(self, agent, clock, arc, soak, monkeypatch):
+        agent.history.journal.freeze("release", "ops", clock.now(), None)
+        soak(6, 600, 500)
+        held = now_of(agent, arc)
+        agent.changes.rollback(arc.id, "ben")
+        monkeypatch.setattr(agent.history.decisions, "get", lambda _: held)
+        with pytest.raises(Refused, match="has just changed"):
+            agent.changes.reject(arc.id, "anna")
+
     def test_a_store_that_is_away_is_rolled_back_when_it_returns(self, agent, store, worse, rounds):
         """The wish to roll back outlives a store that does not answer."""
         assert state(agent, worse) == "soaking"

@@ -218,11 +218,12 @@ def test_a_network_is_paid_for_by_the_remote_alone():
     assert weigh(trial, worse_by=0.02).state == "rolled_back"
 
 
-def test_an_admission_is_not_blamed_for_a_fetch_that_was_off():
-    """In half of the windows after the change nothing could be found; in the others as much as before."""
+@pytest.mark.parametrize("state", ["bypassed", "dead"])
+def test_an_admission_is_not_blamed_for_a_fetch_that_was_off(state):
+    """Nor for an outage: in half of the windows after it nothing could be found; in the others as much as before."""
     fair = traffic((100, 200), (100, 50))
     off = [
-        replace(one, values={**dict(counted(one)), **dict.fromkeys(FOUND, 0.0), "tier_health{state=bypassed}": 1.0})
+        replace(one, values={**dict(counted(one)), **dict.fromkeys(FOUND, 0.0), f"tier_health{{state={state}}}": 1.0})
         if one.tier == "remote"
         else one
         for one in fair[-20:]

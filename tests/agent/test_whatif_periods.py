@@ -131,6 +131,20 @@ def test_no_prospect_is_of_a_time_before_the_first_of_the_stores_began(gone, boo
     assert (told.requests, told.seconds) == (50, pytest.approx(seconds))
 
 
+def test_what_came_since_the_stores_began_is_counted_whole():
+    """Between a status and the end of a round passes now more time, now less: no store begins anew by that."""
+    fleet, requests = begun(150, hosts=1)
+    assert fleet.told(requests[:50])
+    fleet.hosts[0].boot()
+    fleet.round(every_s=7200.0)
+    for some in (requests[50:100], requests[100:]):
+        fleet.play(some)
+        fleet.hosts[0].began_s += 0.01
+        assert fleet.round(every_s=7200.0) == []
+    (told,) = fleet.round()
+    assert (told.requests, told.seconds) == (100, pytest.approx(61))
+
+
 def test_an_agent_that_restarts_weighs_sizes_after_half_a_period():
     """DRAM has grown since its grid was made, so that the next agent's is another: what was told before is no use."""
     fleet, told = Fleet(), []

@@ -270,9 +270,11 @@ def test_what_finds_no_room_is_not_fetched():
 
 
 def test_a_short_run_is_not_worth_a_fetch():
-    """Below the floor the remote is left alone, at the floor it is asked."""
+    """Below the floor the remote is left alone, also by who is held out; at the floor it is asked."""
     fetch = {"remote": FREE}
-    assert choose(["remote"] * 3, fetch=fetch, min_fetch_tokens=4 * TOKENS).reason == Reason.TOO_SHORT
+    for on in (True, False):
+        told = choose(["remote"] * 3, fetch=fetch, min_fetch_tokens=4 * TOKENS, fetch_on=on)
+        assert told.reason == Reason.TOO_SHORT
     assert choose(["remote"] * 4, fetch=fetch, min_fetch_tokens=4 * TOKENS).cut == 4
 
 

@@ -72,8 +72,9 @@ class ChangeControl:
         """
         decision = self._known(number)
         if decision.undo and decision.undo["by"] == VERDICT and FROZEN in decision.waits:
-            return self._stands(decision, f"rejected by {who}")
-        moved = self._decisions.move(self._proposed(number), State.REJECTED, now=self._now(), approved_by=who)
+            moved = self._stands(decision, f"rejected by {who}")
+        else:
+            moved = self._decisions.move(self._proposed(number), State.REJECTED, now=self._now(), approved_by=who)
         if moved is None:
             raise Refused(f"decision {number} has just changed; look at it again")
         return moved
@@ -171,15 +172,14 @@ class ChangeControl:
             reason = f"{wish['reason']}; {outcome.reason}" if outcome.reason else wish["reason"]
             done = self._decisions.judge(decision, State.ROLLED_BACK, reason, wish["evidence"], now)
             return done or decision, ""
-        return self._stands(decision, outcome.reason), outcome.reason
+        return self._stands(decision, outcome.reason) or decision, outcome.reason
 
-    def _stands(self, decision: Decision, why: str) -> Decision:
-        """It is not rolled back, although somebody, or its verdict, wished it."""
+    def _stands(self, decision: Decision, why: str) -> Decision | None:
+        """It is not rolled back, although somebody, or its verdict, wished it; None if it was moved meanwhile."""
         wish = decision.undo or {}
         told = f"{wish['reason']}; it is not rolled back: {why}"
         stands = State.INCONCLUSIVE if decision.state in UNJUDGED else decision.state
-        done = self._decisions.judge(decision, stands, told, wish["evidence"], self._now(), undo=None)
-        return done or decision
+        return self._decisions.judge(decision, stands, told, wish["evidence"], self._now(), undo=None)
 
     def _known(self, number: int) -> Decision:
         decision = self._decisions.get(number)

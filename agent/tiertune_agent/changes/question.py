@@ -13,7 +13,7 @@ from tiertune_agent.policy.document import Rule, frozen_by, mode_of, rates, rule
 from tiertune_agent.policy.guard import Recent, Rules, forbidden, guard
 from tiertune_agent.records import FLEET, Made, Now, Snapshot, Target, Windows
 from tiertune_agent.remote.split import NO_LIMIT, SPLIT, Managed, host
-from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner
+from tiertune_agent.tuners.base import Answer, Current, NoChange, Proposal, Tuner, pools
 from tiertune_agent.tuners.gate_settings import TRIED_AGAIN
 from tiertune_agent.tuners.remote_fetch import FIELD as FETCH
 from tiertune_agent.tuners.remote_fetch import RemoteFetch
@@ -124,8 +124,9 @@ class Question:
         typical = self.survey.typical(target) if off else None
         fresh = typical and self._last and self.now() - self._last.at < TRIED_AGAIN
         if off and not fresh:  # none is seen while off, and engines may serve another model by now
-            lately = POOL_PERIODS * timedelta(seconds=tuner.settings.period)
-            typical = mean_prompt(snapshot, self.survey.store_windows(target.store, lately)) or typical
+            back = POOL_PERIODS * timedelta(seconds=tuner.settings.period)
+            lately = self.survey.prompts(target.store, pools(snapshot.status), back)
+            typical = mean_prompt(snapshot, lately) or typical
         return Current(
             target,
             snapshot.tuning,

@@ -106,6 +106,10 @@ class Survey:
             target.store, self._now - back, self._now, tier=target.tier, namespace=target.namespace
         )
 
+    def prompts(self, store: str, pools: Collection[str], back: timedelta) -> list[Window]:
+        """Windows of these pools that count their prompts."""
+        return self._history.measured.prompts(store, pools, self._now - back, self._now)
+
     def typical(self, target: Target) -> TypicalCandidate | None:
         """What a typical candidate of the tier was when there last were any."""
         return self._history.measured.typical([target.store]).get(target.store)

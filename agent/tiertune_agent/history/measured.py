@@ -36,6 +36,11 @@ class Measured(OfHistory):
         """Windows of all tiers and pools of these stores that began by ``until``, oldest first."""
         return self._windows(_read(WindowRow, WindowRow.store.in_(stores), WindowRow.start.between(since, until)))
 
+    def prompts(self, store: str, pools: Collection[str], since: datetime, until: datetime) -> list[Window]:
+        """Windows of these pools that count their prompts, which no tier does, oldest first, without histograms."""
+        which = WindowRow.namespace.in_(pools), WindowRow.start.between(since, until)
+        return self._windows(_read(WindowRow, *which).filter_by(store=store, tier=""), histograms=False)
+
     def windows_since(
         self, store: str, since: datetime, until: datetime = LAST, *, tier: str, namespace: str = ""
     ) -> list[Window]:

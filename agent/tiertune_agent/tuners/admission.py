@@ -188,7 +188,7 @@ def summed(passages: Sequence[Passage], *, full: bool) -> AdmissionEvidence:
         spare=ratio([Summand(seen.twice - seen.writes, 1.0) for seen in passages]),
         dropped=ratio([Summand(seen.dropped, seen.dropped + seen.writes) for seen in passages]),
         reused=ratio([Summand(seen.asked_bytes, seen.written_bytes) for seen in passages if seen.readable]),
-        saved_s=ratio([Summand(seen.saved_s, seen.written_bytes / GIB) for seen in passages]),
+        saved_s=ratio([Summand(seen.saved_s, seen.written_bytes / GIB) for seen in passages if seen.readable]),
         written_bytes=sum(seen.written_bytes for seen in passages),
         busy=sum(seen.write_s for seen in passages) / (WRITERS * sum(seen.seconds for seen in passages)),
         full=full,
@@ -218,7 +218,7 @@ def _passage(windows: Windows, tier: str) -> Passage:
         once=unused,
         twice=max(0.0, total(dram, "tier_evictions_total") - unused - arrived),
         seconds=windows[0].seconds,
-        readable=not counted("tier_health", state="bypassed"),
+        readable=not any(counted("tier_health", state=state) for state in ("bypassed", "recovering", "dead")),
     )
 
 

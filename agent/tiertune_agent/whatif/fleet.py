@@ -181,8 +181,8 @@ class FleetWhatif:
         for namespace in sorted({digest for answer in agreeing for digest in answer.header.namespaces}):
             self._plan(namespace, fleet, shapes, now=now, at=at, since_s=since_s, wanted=wanted.get(namespace, 1.0))
         began_s = now_s - max(read(snapshot.status, "uptime_s") or inf for snapshot in fleet)
-        for known in self._namespaces.values():
-            if known.since_s < began_s:  # while all stores were away, none had a size to pay rent for
+        if began_s > since_s:  # all did since the last round; while they were away, none had a size to pay rent for
+            for known in self._namespaces.values():
                 known.forget(began_s)
         self._count(agreeing, at)
         self._play(agreeing, fleet)

@@ -310,7 +310,7 @@ class _Offer:
         if fetched:
             reason = Reason.UNKNOWN_COST if fetch_s is None or recompute_s is None else Reason.CHEAPER
         else:
-            reason = self.refusal or (Reason.TOO_SHORT if chunks < self.least else Reason.SLOWER)
+            reason = Reason.TOO_SHORT if chunks < self.least else self.refusal or Reason.SLOWER
         return Candidate(self.tier, chunks, fetched, reason, fetch_s, recompute_s, backlog_s, prefills, self.doubt)
 
 
