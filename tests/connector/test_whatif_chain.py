@@ -15,7 +15,7 @@ from tiertune_connector.whatif.simulated import SimulatedPool
 class Prices:
     """One second per chunk, a tenth more for every chunk before it; a fetch costs what the test says."""
 
-    margin = 1.0
+    margin, floor = 1.0, 0.0
 
     def __init__(self, remote=0.1, latency=0.0, disk=0.0):
         self.remote, self.latency, self.disk = remote, latency, disk
