@@ -55,7 +55,8 @@ class Prices(Document):
     remote_gib_month: Price = 4.0
     """The same in the remote; for a Redis, of what the agent reads there, once for all stores."""
     network_gib: Price = 0.0
-    """Price of a GiB moved to or from the remote."""
+    """Price of a GiB moved to or from the remote. The ledger and ``admission`` count it; ``remote_fetch`` weighs
+    seconds alone."""
 
     @field_validator("*")
     @classmethod
