@@ -53,6 +53,8 @@ pytest_add_cli_args_test_selection = [
   "tests/connector/test_cost_prefill_hidden.py",
   "tests/connector/test_gate.py",
   "tests/connector/test_gate_cuts.py",
+  "tests/connector/test_lane.py",
+  "tests/connector/test_lane_probes.py",
   "tests/connector/test_pool.py",
   "tests/connector/test_slow_link.py",
   "tests/connector/test_transit.py",
