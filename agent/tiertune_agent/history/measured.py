@@ -55,8 +55,11 @@ class Measured(OfHistory):
         windows = _of_place(WindowRow, store, tier, namespace).where(WindowRow.start <= until).limit(MOST_WINDOWS)
         found = self._windows(windows.where(WindowRow.start >= (since if short else summed)))
         before = hour_of(found[0].start) if found else until
+        told = found if short else hourly(found)
+        if before <= since:  # nothing is missing: mostly so
+            return told
         hours = _of_place(HourRow, store, tier, namespace).where(HourRow.start >= since, HourRow.start < before)
-        return [*self._windows(hours), *(found if short else hourly(found))]
+        return [*self._windows(hours), *told]
 
     def pool_windows(self, store: str, since: datetime, until: datetime, *, tier: str, namespace: str) -> list[Window]:
         """``windows_since`` of one pool with its ghosts, which are counted with its tier, or with none."""
